@@ -130,3 +130,40 @@ def test_a_signal_after_the_work_is_done_changes_nothing(tmp_path: Path) -> None
     process = start(late, *ASKED, "--out", tmp_path / "run")
     printed, said = process.communicate(timeout=60)
     assert (process.returncode, said, "perplexity" in printed) == (0, "", True)
+
+
+def test_an_interruption_inside_a_destructor_is_not_lost(tmp_path: Path) -> None:
+    """Python only prints what is raised there, and goes on."""
+    destructor = (
+        "class Last:\n    def __del__(self):\n"
+        "        print('destroyed', file=sys.stderr, flush=True)\n        time.sleep(60)\n"
+        "TableEngine.close = lambda self: Last()"
+    )
+    process = start_scoring(tmp_path / "run", destructor, seconds=0.0)
+    assert process.stderr is not None
+    while process.stderr.readline() != "destroyed\n":
+        pass
+    process.send_signal(signal.SIGINT)
+    assert complaint_of(process) == LINES[signal.SIGINT]
+    assert process.returncode == 130
+
+
+@pytest.mark.parametrize(
+    "module", ["scoremode.reports.command.signals", "scoremode.reports.command.streams", "scoremode.cli.commands"]
+)
+def test_ctrl_c_while_the_command_line_is_still_being_imported(module: str) -> None:
+    """The signal comes at the moment at which ``module`` is looked for, long before anything is scored."""
+    finder = f"""
+import os, signal, sys
+class Interrupting:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting)
+"""
+    process = start(finder, "info", "methods", process=subprocess.Popen)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert err.startswith("scoremode: interrupted; ")
+    assert err.count("\n") == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -107,3 +108,13 @@ def test_colours_of_a_table_pass_and_those_of_its_text_do_not(monkeypatch: pytes
     out = console()
     out.print(Text("bold\x1b[31m and \x9b", "bold"))
     assert raw.getvalue().decode() == "\x1b[1mbold\\u001b[31m and \\u009b\x1b[0m\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin1:strict", "ascii:ignore"])
+def test_json_in_any_encoding_has_the_same_content(encoding: str) -> None:
+    asked = [*shlex.split(PROGRAM), *("prob", "table:uniform", "--prompt", "é ±", "--target", "😀\x9b", "--json")]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run(asked, capture_output=True, check=False, timeout=120, env=environment)
+    assert (done.returncode, done.stderr) == (0, b"")
+    (found,) = json.loads(done.stdout.decode(encoding.split(":", maxsplit=1)[0]))
+    assert (found["prompt"], found["target"]) == ("é ±", "😀\x9b")

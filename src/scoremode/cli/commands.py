@@ -143,7 +143,7 @@ def _no_command(name: str, *words: str) -> str:
 
 def _complain(line: str, code: int = BAD_INPUT) -> int:
     with contextlib.suppress(OSError):  # there is no stream left to write to
-        print(f"scoremode: {harmless(' '.join(line.split()))}", file=sys.stderr, flush=True)
+        print(streams.for_terminal(f"scoremode: {harmless(' '.join(line.split()))}"), file=sys.stderr, flush=True)
     return code
 
 

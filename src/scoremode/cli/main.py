@@ -20,8 +20,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def entry() -> NoReturn:
     """Runs the console script ``scoremode``, then ends the process."""
+    if TYPE_CHECKING:
+        from signal import SIGINT, default_int_handler, getsignal, signal
+    else:  # Python's own imports enum and functools first: a Ctrl-C meanwhile would print a traceback
+        from _signal import SIGINT, default_int_handler, getsignal, signal
+
+    is_usual = getsignal(SIGINT) is default_int_handler
+    if is_usual:
+        signal(SIGINT, _end_at_once)
     from scoremode.reports.command import signals
 
+    if is_usual:
+        signal(SIGINT, default_int_handler)
     try:
         signals.install()
         from scoremode.reports.command import streams
@@ -40,3 +50,11 @@ def entry() -> NoReturn:
         # at exit, sockets of a library may wait for an engine that died; all our own files are written and closed
         os._exit(code)
     sys.exit(code)
+
+
+def _end_at_once(number: int, _: object) -> NoReturn:
+    """Ends the process at once on a Ctrl-C that comes before any work has begun."""
+    try:
+        os.write(2, b"scoremode: interrupted; nothing was begun yet\n")
+    finally:
+        os._exit(128 + number)

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from scoremode.cli.help import verb_help
 from scoremode.core.arguments import STORES
 from scoremode.errors import harmless, listed, one_line, shortened
+from scoremode.reports.command.streams import for_terminal
 from scoremode.reports.command.verb import Verb
 
 BAD_INPUT = 2
@@ -57,7 +58,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         line = shortened(one_line(f"{self.prog}: {self._plainly(message)}"), LONGEST)
-        self.exit(BAD_INPUT, f"{harmless(line)}; see {self.prog} --help\n")
+        self.exit(BAD_INPUT, for_terminal(f"{harmless(line)}; see {self.prog} --help") + "\n")
 
     def _plainly(self, message: str) -> str:
         """Rewords a message of argparse in scoremode's style."""

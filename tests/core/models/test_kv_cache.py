@@ -12,7 +12,7 @@ from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import ChosenEngine, choose, known_engines
 from scoremode.core.models.sizes import cache_bytes, values_per_token
 from scoremode.core.plan.path import DecodePath
-from scoremode.core.verbs import reference
+from scoremode.core.verbs import model, reference
 from tests.gguf_files import gguf_of, require_llamacpp
 from tests.makers import make_tiny_model
 
@@ -83,12 +83,15 @@ def test_vllm_has_the_type_of_its_option(tiny: Path) -> None:
     assert size(kv_cache_dtype="turboquant_k8v4") is None
 
 
-def test_a_plan_has_the_size_of_the_cache_and_a_large_reference_is_told(
+def test_a_large_cache_and_a_large_reference_are_told_before_the_work(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     question: Any = {"text": "the cat sat on the mat " * 20, "context_length": 16, "dtype": "float32", "device": "cpu"}
-    assert sm.plan(str(tiny), path="decode", sequences=3, **question)["memory"]["kv_cache"] > 0
+    planned = sm.plan(str(tiny), path="decode", sequences=3, **question)["memory"]["kv_cache"]
     assert "kv_cache" not in sm.plan(str(tiny), **question)["memory"]
     monkeypatch.setattr(reference, "TOLD_FROM", 1)
-    sm.reference(str(tiny), tmp_path / "ref", **question)
-    assert "the reference takes about " in capsys.readouterr().err
+    monkeypatch.setattr(model, "TOLD_FROM", planned)
+    sm.reference(str(tiny), tmp_path / "ref", path="decode", sequences=3, **question)
+    said = capsys.readouterr().err
+    assert "(3 sequences of 16 tokens)" in said
+    assert "the reference takes about " in said

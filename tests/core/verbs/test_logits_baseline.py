@@ -20,6 +20,7 @@ from scoremode.core.plan.plan import Plan
 from scoremode.core.scores.answers import Answers, Window, WindowSource
 from scoremode.core.scores.schema import DIVERGENCE
 from scoremode.core.store.runs import MANIFEST
+from scoremode.core.verbs import baselines
 from scoremode.core.verbs.model import LazyModel
 from scoremode.engines.llamacpp.engine import LlamaCppEngine
 from scoremode.engines.llamacpp.library import Batch, library
@@ -234,6 +235,31 @@ def test_open_models_and_one_that_cannot_run_beside_itself(files: list[Path]) ->
 
 
 # ── what is said and refused ─────────────────────────────────────────────────────────────────────────────────────────
+def test_memory_is_said_before_anything_is_loaded_and_too_much_is_refused(
+    files: list[Path], opened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(baselines, "print_line", said.append)
+    monkeypatch.setattr(baselines, "available", lambda: 10_000)
+    asked: Any = {**ASKED, "stride": 19}
+    with pytest.raises(
+        EngineError, match=r"about .* of memory must be free for both models at once, and this machine has 10 kB left"
+    ) as no:
+        sm.compare(*map(str, files[:2]), **asked)
+    assert opened == []
+    assert "scoremode reference MODEL --kld FILE" in str(no.value)
+    assert "16 bits" in str(no.value)
+    assert "method llamacpp" in str(no.value)
+    assert len(said) == 1
+    assert "for base.gguf, " in said[0]
+    assert said[0].endswith("for first.gguf)")
+    monkeypatch.setattr(baselines, "available", lambda: None)
+    sm.compare(*map(str, files[:2]), **asked)
+    assert len(said) == 2
+    sm.compare(*map(str, files[:2]), **asked)
+    assert len(said) == 2, "kept runs need no memory"
+
+
 def test_what_cannot_be_compared_is_refused_in_one_line(files: list[Path], tiny: Path, tmp_path: Path) -> None:
     digits = gguf_of(tiny, tmp_path / "digits.gguf", pre="smollm")
     with pytest.raises(InputError, match="other ids from character 30 on"):

@@ -164,7 +164,10 @@ def _expanded(name: str, baseline: str) -> list[str]:
         return sorted(str(Path(name) / one.name) for one in inside) or [name]
     if not any(sign in name for sign in SIGNS):
         return [name]
-    models = sorted(one for one in glob.glob(str(path)) if one.endswith(SUFFIX) or _is_candidate(Path(one)))
+    matching = sorted(glob.glob(str(path)))
+    models = [one for one in matching if one.endswith(SUFFIX) or _is_candidate(Path(one))]
+    if models and (left_out := len(matching) - len(models)):
+        logger.warning("%d of the files that match %s are left out: they are neither models nor runs", left_out, name)
     if not models:
         what = f"no model or run matches the pattern {name}"
         raise InputError(what, fix="check the pattern; models are *.gguf files and folders")

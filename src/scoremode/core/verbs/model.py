@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.core.arguments import path_text
+from scoremode.core.cache.units import size_words
 from scoremode.core.disk.folders import entry_folder
 from scoremode.core.disk.stores import store_of
 from scoremode.core.disk.uri import RemotePath, located, may_be_stored, shown
@@ -165,6 +166,10 @@ class LazyModel:
             self._path = work.path
             if self.many_questions and work.path is None:  # more may come, and of other kinds
                 work = replace(work, longest=max(work.longest or 0, self.usual_length), shares_prompts=True)
+            size = cache_bytes(self, work)
+            if size is not None and size >= TOLD_FROM and work.path is not None:
+                each = f"{work.path.sequences:,} sequences of {work.longest:,} tokens"
+                print_line(f"scoremode: the K/V cache takes about {size_words(size)} ({each})")
             name, is_remote = self.subject.name, self.plugin.address is not None
             said = f"connecting to the server of {name}" if is_remote else f"loading {name} with {self.engine_name}"
             announce(progress, said)

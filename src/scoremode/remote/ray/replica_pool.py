@@ -251,15 +251,18 @@ class ReplicaPool:
             else:
                 self._start(replica)  # perhaps a node was lost
             return
+        numbers = [number for number, _ in replica.sent if number != PROBE]
+        is_known = work is None or not numbers or work.losses[numbers[0]] > 0
+        if isinstance(error, ScoremodeError) and (is_known or not isinstance(error, EngineError)):
+            raise error  # a second replica has it too: it is the model's
+        why = str(error) if isinstance(error, ScoremodeError) else reason_of(error)
+        again = 0 if work is None else work.put_back(numbers, why)
         if isinstance(error, ScoremodeError):
-            raise error
-        again = 0
-        if work is not None:
-            again = work.put_back([number for number, _ in replica.sent if number != PROBE], reason_of(error))
+            self._end(replica)
         self.counts["deaths"] += 1
         self.counts["again"] += again
         if again:
-            self.say(f"{replica.name} is gone ({reason_of(error)}); {again} {self.unit}s go to others")
+            self.say(f"{replica.name} is gone ({why}); {again} {self.unit}s go to others")
         self._idle_since = time.monotonic()
         self._start(replica)
 

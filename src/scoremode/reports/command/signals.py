@@ -54,8 +54,7 @@ def install() -> None:
             _replaced[number] = before
             signal.signal(number, _stop)
     os.register_at_fork(after_in_child=_forget)
-    if not os.environ.get("SCOREMODE_DEBUG"):  # errors in libraries' destructors: our own line says what went wrong
-        sys.unraisablehook = lambda _: None
+    sys.unraisablehook = _unraisable
 
 
 def finish() -> None:
@@ -71,6 +70,14 @@ def _stop(number: int, _: object) -> None:
     with suppress(OSError):  # there is no stream left to write to
         os.write(_terminal[0], f"{LINE_START if os.isatty(_terminal[0]) else ''}scoremode: {line(number)}\n".encode())
     raise Stopped
+
+
+def _unraisable(found: Any) -> None:
+    """Ends the process if a destructor swallowed an interruption. Other errors of destructors are libraries' own."""
+    if _received and not isinstance(found.exc_value, Exception):
+        os._exit(128 + _received[0])
+    if os.environ.get("SCOREMODE_DEBUG"):
+        sys.__unraisablehook__(found)
 
 
 def _forget() -> None:

@@ -1,13 +1,14 @@
 """Standard output and standard error of the command line, and the log: each of its records is one line.
 
-Control characters in results are escaped as in JSON (\\u001b), because results may contain text from any file: JSON
-keeps its content, and no text controls the terminal. Only the codes that colour a table are written unchanged, through
-``styled``.
+Standard output may have any encoding. What it lacks is escaped as in JSON (\\u00b1), and so are control characters in
+results, because these may contain text from any file: JSON keeps its content, and no text controls the terminal. Only
+the codes that colour a table are written unchanged, through ``styled``.
 """
 
 from __future__ import annotations
 
 import argparse
+import codecs
 import contextlib
 import errno
 import io
@@ -16,9 +17,12 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
+from textwrap import wrap
 from typing import Any
 
-from scoremode.errors import LOGGER, InputError, escaped, one_line
+from scoremode.errors import LOGGER, InputError, columns_of, escape, escaped, one_line
+
+ESCAPE = "scoremode-escape"  # the error handler for characters that an encoding lacks
 
 
 class Results(io.TextIOWrapper):
@@ -60,8 +64,24 @@ def prepare() -> None:
     os.close(opened)
     if sys.stderr is None:
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    codecs.register_error(ESCAPE, _escape)
+    encoding = "utf-8" if sys.stdout is None else sys.stdout.encoding
     binary = open(1, "wb", closefd=False)  # noqa: SIM115
-    sys.stdout = Results(binary, "utf-8", "backslashreplace", line_buffering=os.isatty(1))
+    sys.stdout = Results(binary, encoding, ESCAPE, line_buffering=os.isatty(1))
+
+
+def _escape(error: UnicodeError) -> tuple[str, int]:
+    """Escapes what an encoding lacks as JSON does, so that JSON keeps its content."""
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(map(escape, error.object[error.start : error.end])), error.end
+
+
+def for_terminal(line: str) -> str:
+    """A line for standard error. If that is a terminal, it breaks between words, and not where the terminal ends."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # standard error is closed
+        if sys.stderr.isatty() and (width := columns_of(sys.stderr)):
+            return "\n".join(wrap(line, width, break_long_words=False, break_on_hyphens=False))
+    return line
 
 
 def discard(descriptor: int) -> None:
@@ -79,7 +99,7 @@ class LineHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         line = getattr(record, "line", f"scoremode: {record.getMessage()}")  # see errors.print_line
         with contextlib.suppress(OSError, ValueError):  # standard error may be closed or full
-            print(f"{one_line(line)}\n", end="", file=sys.stderr, flush=True)
+            print(f"{for_terminal(one_line(line))}\n", end="", file=sys.stderr, flush=True)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -34,7 +34,7 @@ from scoremode.core.disk.stores import store_of
 from scoremode.core.disk.uri import RemotePath, may_be_stored, name_in, stored_at
 from scoremode.core.engine.base import StoredDistributions
 from scoremode.core.scores.answers import Answers, Window
-from scoremode.errors import EngineError, InputError
+from scoremode.errors import EngineError, InputError, RunError
 from scoremode.head.budget import FLOOR, LARGEST_CODE, LEFT_OUT, words_of
 from scoremode.values import Floats, Ids, Ints, Raw
 
@@ -109,6 +109,7 @@ class KldFile:
         try:
             with open_regular(self.path) as file:
                 self.layout = _read_layout(self.path, file.read(HEADER.size), os.fstat(file.fileno()).st_size)
+                self._stamp = _stamp(os.fstat(file.fileno()))
                 tokens = np.fromfile(file, "<i4", self.layout.chunks * self.layout.context)
         except FileNotFoundError:
             raise InputError(f"there is no file {path}", fix="check its name") from None
@@ -128,7 +129,9 @@ class KldFile:
         return np.memmap(self.path, np.dtype("<u2"), "r", self.layout.start, shape)
 
     def records(self, chunk: int) -> Raw:
-        """Returns the records of a chunk (rows, words), mapped."""
+        """Returns the records of a chunk (rows, words), mapped. Raises RunError if the file changed after opening."""
+        if _stamp(self.path.stat()) != self._stamp:
+            raise RunError(f"{self.path} was changed while it was in use", fix="run the same command again")
         found: Raw = self._mapped[chunk]
         return found
 
@@ -151,6 +154,10 @@ class FileBaseline(StoredDistributions):
         found = self.file.records(index if self.chunks is None else int(self.chunks[index]))
         assert len(found) == len(window.rows), "a record for each row"
         return found
+
+
+def _stamp(found: os.stat_result) -> tuple[int, ...]:
+    return found.st_size, found.st_mtime_ns, found.st_ino
 
 
 def _damaged(path: str | Path, why: str) -> InputError:

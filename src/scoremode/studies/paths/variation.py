@@ -40,7 +40,7 @@ from scoremode.core.references.reader import open_reference
 from scoremode.core.scores.answers import WindowList
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.store.run import Run
-from scoremode.core.verbs.baselines import OpenBaseline, compare_with
+from scoremode.core.verbs.baselines import OpenBaseline, compare_with, require_both_fit
 from scoremode.core.verbs.compared_models import NOISE, CompareRequest, Folders, ModelSettings, compared_with, short
 from scoremode.core.verbs.model import LazyModel, in_memory
 from scoremode.core.verbs.progress import Progress, announce
@@ -154,6 +154,7 @@ class AgainstFirst(OpenBaseline):
         from scoremode.core.engine.logits import HeldLogits, LiveLogits
 
         side_by_side = plan.path.sequences if plan.path else 1
+        require_both_fit(self.first.model, candidate, int(plan.lengths.max()) * side_by_side)
         engine = self.first.engine(self.folders.progress)
         return (LiveLogits if side_by_side == 1 else HeldLogits)(engine, plan)
 
