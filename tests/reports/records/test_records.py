@@ -15,12 +15,27 @@ import pytest
 
 import scoremode as sm
 from scoremode.core.disk.manifests import is_sealed, sealed
-from scoremode.reports.records.reading import distinct_names, group_notes, grouped, read
+from scoremode.reports.records.reading import _named, distinct_names, group_notes, grouped, read
 from tests.command_line import Command, Refused
 
 BASE, CANDIDATE = "table:uniform", "table:successor"
 TIMES = {"written", "seconds", "seal"}
 STORY = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. " * 4
+
+MLX_KLD = {
+    "schema_version": 1,
+    "teacher": {"path": "models/base-bf16", "revision": None, "precision": "bfloat16", "tokenizer_hash": "79" * 32},
+    "student": {"path": "models/base-4bit", "format": "mlx-affine", "size_bytes": 10**9, "effective_bpw": 4.7},
+    "calibration": {
+        **{"corpus": "org/text:raw", "num_samples": 512, "max_seq_len": 512, "seed": 123, "top_k": 32768},
+        **{"score_window": [256, 512], "corpus_tokens_hash": "3862684d4e318b3b"},
+    },
+    "kld": {"se": 0.0008, "floor_mean": 0.0018, "mean": 0.057},
+    "agreement": {"top1": 0.9, "top5": 0.99},
+    "tokens_scored": 131072,
+    "scorer_version": "mlx-kld 0.1.0",
+    "kld_histogram": {"bin_edges": [0.0, 10.0, float("inf")], "counts": [1, 2]},
+}
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +198,31 @@ def test_a_record_that_was_changed_is_shown_as_such(written: Write, command: Com
     page = Path(sm.report(tmp_path / "page.html", honest, edited)).read_text()
     assert "Changed by hand" in page
     assert page.count('<a href="edited.json">') == 1, "it is in the list, not in a chart or a table"
+
+
+def test_records_of_mlx_kld_are_marked_as_theirs(written: Write, command: Command, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs.json"
+    theirs.write_text(json.dumps(MLX_KLD))
+    told = command("report", written("ours"), theirs, "--json").json["groups"]
+    assert [group["records"][0]["by"].split()[0] for group in told] == ["scoremode", "mlx-kld"]
+    said = " ".join(command("report", theirs).out.split())
+    assert "KL over the 32,768 likeliest ids" in said
+    assert "floor (0.0018 nats)" in said
+    theirs.write_text(json.dumps({**MLX_KLD, "kld": {"mean": float("nan")}}))
+    assert command("report", theirs).code == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("Qwen/X", ("Qwen/X", "")),
+        ("mlx-community/X/", ("mlx-community/X", "")),
+        ("/home/me/models/X/", ("X", "")),
+        ("/cache/models--Qwen--X/snapshots/0abc", ("Qwen/X", "0abc")),
+    ],
+)
+def test_a_baseline_of_mlx_kld_has_its_organization(path: str, name: tuple[str, str]) -> None:
+    assert _named(path) == name
 
 
 # ── records from anybody ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -3,10 +3,15 @@
 Two records are comparable if they have the same plan (so the same ids of the same text), the same baseline by its
 fingerprint, served with the same settings, and the same vocabulary. Nothing is ordered across groups. Records may come
 from anybody: what does not fit the form is refused in one line.
+
+Records of mlx-kld (github.com/asher/mlx-kld, schema 1) have neither a seal nor fingerprints, and groups of their own.
 """
 
 from __future__ import annotations
 
+import json
+import ntpath
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -20,6 +25,7 @@ from scoremode.core.strict_json import read_object
 from scoremode.errors import InputError, harmless
 from scoremode.reports.comparisons import size_and_bits
 from scoremode.reports.numbers import shown_statistic
+from scoremode.reports.public_text import HUB_NAME
 from scoremode.reports.publish import RECORD
 from scoremode.reports.served import ServedModel, pairs, served_manifest
 from scoremode.reports.table import NOTHING, Block, Cell, Column, Note, Row, Table, words
@@ -77,6 +83,12 @@ class Form(msgspec.Struct):
     kl_missing: str | None
     notes: list[str]
     statistics: dict[str, bool | int | float | None]
+    tool: Name = "scoremode"  # that measured it
+    limits: str = ""  # what the tool cannot see
+
+    @property
+    def by(self) -> str:
+        return f"{self.tool} {self.scoremode}"
 
 
 class Record(NamedTuple):
@@ -106,15 +118,21 @@ def _read(file: str) -> Record:
         raise InputError(f"{file} is not a record ({harmless(str(error))})", fix=FIX) from None
     except OSError as error:
         raise InputError(f"{file} cannot be read ({error.strerror})", fix=FIX) from None
+    if "schema_version" in found and "teacher" in found:
+        return _of_mlx_kld(file, found)
     if found.get("record") != RECORD:
         fix = FIX if found.get("record") is None else "give records of this version's, or install a newer scoremode"
         raise InputError(f"{file} is not a record of version {RECORD}", fix=fix)
     if wrong := unusable_field(found, Form):
         raise InputError(f"{file} is not a record (no usable {harmless(wrong)})", fix=FIX)
-    its = msgspec.convert(found, Form)
+    return _record(file, msgspec.convert(found, Form), str(found.get(SEAL, file)), changed=not is_sealed(found))
+
+
+def _record(file: str, its: Form, seal: str, *, changed: bool) -> Record:
     by = its.baseline_served
     how = {"engine": by.engine, "dtype": its.baseline_dtype, "K/V cache": by.kv_cache, **its.baseline_settings}
     must_agree = {
+        "tool": its.tool,
         "text": its.corpus_sha256,
         "plan": its.plan_digest,
         "baseline": its.baseline_sha256,
@@ -122,7 +140,112 @@ def _read(file: str) -> Record:
         **{f"{OF_BASELINE}{name}": str(value) for name, value in how.items() if value is not None},
     }
     served = served_manifest({**msgspec.structs.asdict(its), "model_format": its.format})
-    return Record(file, its, served, must_agree, str(found.get(SEAL, file)), not is_sealed(found))
+    return Record(file, its, served, must_agree, seal, changed)
+
+
+# ── mlx-kld ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+SNAPSHOT = re.compile(r"models--([^/\\]+)[/\\]snapshots[/\\]([^/\\]+)$")  # in the cache of the hub's client
+
+
+class MlxKldTeacher(msgspec.Struct):
+    path: Name
+    precision: Name
+    tokenizer_hash: Name
+    revision: Name | None = None
+
+
+class MlxKldStudent(msgspec.Struct):
+    path: Name
+    format: Name
+    size_bytes: Count | None = None
+    effective_bpw: Annotated[float, Meta(gt=0, le=1024)] | None = None
+
+
+class MlxKldText(msgspec.Struct):
+    corpus: Name
+    num_samples: Count
+    max_seq_len: Count
+    seed: int
+    top_k: Count
+    score_window: list[Count] | None = None
+    corpus_tokens_hash: Name | None = None
+
+
+class MlxKldForm(msgspec.Struct):
+    """The fields of mlx-kld's schema 1 that are used."""
+
+    teacher: MlxKldTeacher
+    student: MlxKldStudent
+    calibration: MlxKldText
+    kld: dict[str, float | None]
+    agreement: dict[str, float | None]
+    tokens_scored: Count
+    scorer_version: Name
+
+
+def _of_mlx_kld(file: str, found: dict[str, Any]) -> Record:
+    found.pop("kld_histogram", None)  # its last edge may be Infinity, and it is not used
+    if found["schema_version"] != 1 or (wrong := unusable_field(found, MlxKldForm)):
+        raise InputError(f"{file} is not a record of mlx-kld's schema 1 (no usable {wrong})", fix=FIX)
+    its = msgspec.convert(found, MlxKldForm)
+    c, floor = its.calibration, usable(its.kld.get("floor_mean"))
+    said, window = "not said" if floor is None else f"{floor:.2g} nats", c.score_window or "not said"
+    recipe = f"{c.num_samples} sequences of {c.max_seq_len} tokens, seed {c.seed}, window {window}"
+    (teacher, commit), tool, _, version = _named(its.teacher.path), *its.scorer_version.partition(" ")
+    made = Form(
+        tool=tool,
+        scoremode=version,
+        written="",
+        name=_named(its.student.path)[0],
+        model_sha256=None,
+        baseline=teacher,
+        baseline_sha256=teacher,
+        baseline_served=Served("mlx"),
+        baseline_dtype=its.teacher.precision,
+        baseline_device=None,
+        baseline_settings={"revision": its.teacher.revision or commit},
+        baseline_versions={},
+        corpus=c.corpus,
+        corpus_sha256=c.corpus_tokens_hash or f"{c.corpus}, no hash",
+        method=recipe,
+        method_settings={},
+        plan_digest=f"{recipe}, top {c.top_k}",
+        vocabulary=its.teacher.tokenizer_hash,
+        dtype=None,
+        device=None,
+        settings={},
+        versions={},
+        format=its.student.format,
+        engine=None,
+        bits_per_weight=its.student.effective_bpw,
+        weight_bytes=its.student.size_bytes,
+        emulated_bytes=None,
+        command="",
+        sentence=f"the floor of its KL: {said}",
+        kl_missing=None,
+        notes=[],
+        statistics={
+            "kl_mean": its.kld.get("mean"),
+            "kl_mean_stderr": its.kld.get("se"),
+            "same_top": its.agreement.get("top1"),
+            "targets": its.tokens_scored,
+        },
+        limits=f"measured by mlx-kld: KL over the {c.top_k:,} likeliest ids of the baseline and an even rest, whose "
+        f"floor ({said}) hides smaller differences; baselines are equal by name, not by proof, and nothing is sealed",
+    )
+    return _record(file, made, json.dumps(found, sort_keys=True), changed=False)
+
+
+def _named(path: str) -> tuple[str, str]:
+    """The name of a model of mlx-kld, and the commit if its path says it; of a name on the hub, with its organization.
+
+    >>> _named("/x/models--org--name/snapshots/abc/"), _named("org/name"), _named("/models/name/")
+    (('org/name', 'abc'), ('org/name', ''), ('name', ''))
+    """
+    path = path.rstrip("/\\") or path
+    if found := SNAPSHOT.search(path):
+        return "/".join(found[1].split("--", 1)), found[2]
+    return (path if HUB_NAME.fullmatch(path) else ntpath.basename(path)), ""
 
 
 # ── groups ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -178,6 +301,7 @@ def _why_apart(record: Record, earlier: Sequence[Record]) -> str:
     if not found:
         return ""
     number, differs = min(found, key=lambda pair: len(pair[1]))
+    differs = ["tool"] if "tool" in differs else differs  # which measures in another way, whatever else is equal
     if "text" in differs:  # a plan holds the ids of its text
         differs = [what for what in differs if what != "plan"]
     if (engine := f"{OF_BASELINE}engine") in differs:  # another engine has other settings
@@ -209,7 +333,7 @@ def details(its: Form) -> dict[str, str]:
         "versions": pairs(its.versions),
         "notes": "; ".join(its.notes),
         "written": its.written,
-        "measured by": f"scoremode {its.scoremode}",
+        "measured by": its.by,
     }
     return {name: value for name, value in found.items() if value}
 
@@ -235,7 +359,7 @@ def group_notes(group: Group) -> list[Note]:
     """What to know of a group: by what it was measured, and on how much."""
     records = group.records
     targets = sorted({int(usable(one.its.statistics.get("targets")) or 0) for one in records})
-    tools = sorted({f"scoremode {one.its.scoremode}" for one in records})
+    tools = sorted({one.its.by for one in records})
     made_by = f"{counted(len(records), 'records')} by {', '.join(tools)}"
     if targets != [0]:
         made_by += f", {' or '.join(f'{count:,}' for count in targets)} targets"
@@ -244,7 +368,7 @@ def group_notes(group: Group) -> list[Note]:
     }
     differ = [f"{name} {', '.join(its)}" for name, its in sorted(versions.items()) if len(its) > 1]
     said = [f"the baseline was served with different versions or devices: {'; '.join(differ)}"] if differ else []
-    return [Note(line) for line in (made_by, *said)]
+    return [Note(line) for line in (made_by, *said, records[0].its.limits) if line]
 
 
 def blocks(found: Grouped) -> list[Block]:
@@ -275,7 +399,7 @@ def facts(found: Grouped) -> dict[str, Any]:
                     {
                         "file": one.file,
                         "name": one.its.name,
-                        "by": f"scoremode {one.its.scoremode}",
+                        "by": one.its.by,
                         "statistics": one.its.statistics,
                     }
                     for one in group.records
