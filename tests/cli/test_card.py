@@ -58,8 +58,6 @@ def test_mistakes_are_one_line(refused: Refused, kept: Path, tmp_path: Path) -> 
     assert plain.read_text() == "# Title\n"
     assert "there is no dialect 'exl'; did you mean 'exl3'" in refused("card", kept, "--dialect", "exl")
     assert "give --out DIR" in refused("card", kept, "--dialect", "json", "--write", plain)
-    assert "there is no dialect 'eval-results'; use model-index" in refused("card", kept, "--dialect", "eval-results")
-    assert "there is no dialect 'compact'; use markdown" in refused("card", kept, "--dialect", "compact")
-    assert "the hub's metadata is --dialect model-index" in refused("card", kept, "--benchmark", "org/dataset")
+    assert "--benchmark org/dataset" in refused("card", kept, "--dialect", "eval-results")
     assert "is not a folder of compare --out" in refused("card", tmp_path / "nowhere")
     assert "is one run" in refused("card", kept / "baseline")

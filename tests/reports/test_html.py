@@ -107,7 +107,7 @@ def test_the_page_is_whole_and_has_every_part(page: str) -> None:
     assert parsed.open == []
     ids = [a["id"] for _, a in parsed.tags if "id" in a]
     assert len(ids) == len(set(ids))
-    assert {"summary", "charts", "text", "provenance", "scoremode-data", "commands"} <= set(ids)
+    assert {"summary", "charts", "text", "provenance", "scoremode-data", "commands", "publish"} <= set(ids)
     assert parsed.count("figure") == 4 + 3  # three of them behind the switch of quality against size
     assert parsed.count("h1") == 1
     for wanted in (

@@ -7,12 +7,13 @@ import shlex
 from dataclasses import replace
 
 import pytest
+import yaml
 
 from scoremode.core.statistics.comparison import Comparison, comparison_statistics
-from scoremode.errors import RunError
+from scoremode.errors import InputError, RunError
 from scoremode.reports.model_card import readme_parts
 from scoremode.reports.public_text import public_command, public_name, public_words
-from scoremode.reports.publish import record_files
+from scoremode.reports.publish import evaluation_files, record_files
 from scoremode.reports.served import served_manifest
 from tests.core.statistics.test_comparison import random_comparison
 
@@ -42,10 +43,12 @@ def private_comparisons() -> list[Comparison]:
 def written(dialect: str, comparisons: list[Comparison]) -> dict[str, str]:
     if dialect == "json":
         return record_files(comparisons)
+    if dialect == "eval-results":
+        return evaluation_files(comparisons, "org/texts", "ppl", None)
     return {"README.md": readme_parts()[dialect](comparisons)}
 
 
-@pytest.mark.parametrize("dialect", [*readme_parts(), "json"])
+@pytest.mark.parametrize("dialect", [*readme_parts(), "json", "eval-results"])
 def test_no_dialect_contains_a_path_of_a_machine(dialect: str) -> None:
     for name, text in written(dialect, private_comparisons()).items():
         assert [part for part in PRIVATE if part in name + text] == []
@@ -83,6 +86,30 @@ def test_a_name_on_the_hub_stays_and_a_folder_goes() -> None:
 )
 def test_what_is_private_in_a_uri_or_a_sentence_goes(given: str, public: str) -> None:
     assert public_words(given) == public if " " in given else public_name(given) == public
+
+
+def test_the_hubs_evaluation_results_have_its_fields() -> None:
+    comparisons = private_comparisons()
+    files = written("eval-results", comparisons)
+    assert list(files) == [".eval_results/q4.yaml", ".eval_results/q8.yaml"]
+    (entry,) = yaml.safe_load(files[".eval_results/q4.yaml"])
+    assert entry["dataset"] == {"id": "org/texts", "task_id": "ppl"}
+    assert entry["value"] == pytest.approx(comparison_statistics(comparisons[0])["ppl_candidate"], rel=1e-5)
+    assert "base" in entry["notes"]
+    assert entry.keys() <= {"dataset", "value", "date", "notes"}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ((None, None, None), "registered as a benchmark"),
+        (("texts", "a", None), "registered as a benchmark"),
+        (("org/texts", "a", "kl_max"), "cannot be published"),
+    ],
+)
+def test_a_benchmark_that_the_hub_would_not_know_is_refused(given: tuple[str | None, ...], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        evaluation_files([random_comparison(10)], *given)
 
 
 def test_json_has_both_kinds_of_numbers() -> None:

@@ -245,7 +245,7 @@ class CardVerb(Verb):
         "scoremode card runs/quants --dialect json --out results",
     )
     epilog = (
-        "DIALECT is markdown, exl3, model-index, json or the name of a layout that compare can "
+        "DIALECT is markdown, compact, exl3, model-index, eval-results, json or the name of a layout that compare can "
         "print, such as llamacpp. --write replaces what stands "
         "between <!-- scoremode begin --> and <!-- scoremode end -->, or for model-index between # scoremode begin and "
         "# scoremode end, and leaves the rest of the file alone."
@@ -255,21 +255,23 @@ class CardVerb(Verb):
         runs = "the folder of compare --out; or folders of runs, the baseline first"
         flags.add(parser, {"run_folders RUN …": runs, "--dialect DIALECT": "what to write (default: markdown)"})
         flags.add(parser, {"--write FILE": "replace the part between two markers, as in README.md"})
-        flags.add(parser, {"--out DIR": "write one file per candidate there (json)"})
+        flags.add(parser, {"--out DIR": "write one file per candidate there (eval-results and json)"})
+        flags.add(parser, {"--benchmark DATASET": "for eval-results: a dataset of the hub that is a benchmark"})
+        flags.add(parser, {"--task-id ID": "for eval-results: the task in that dataset's eval.yaml"})
+        flags.add(parser, {"--metric NAME": "for eval-results: the number (default: ppl_candidate)"})
         flags.add(parser, flags.JSON)
 
     def run(self, parsed: argparse.Namespace) -> None:
         from scoremode.reports.card import published
 
         dialect = parsed.dialect or ("json" if parsed.json else "markdown")
-        found, said = published(parsed.run_folders, dialect=dialect, write=parsed.write, out=parsed.out)
+        where = parsed.benchmark, parsed.task_id, parsed.metric
+        found, said = published(parsed.run_folders, dialect=dialect, write=parsed.write, out=parsed.out, where=where)
         if said:
             print("\n".join(said))
         elif isinstance(found, str):
             print(found, end="")
-        else:
+        elif dialect == "json":
             print_json([json.loads(text) for text in found.values()])
-
-    def instead(self, flag: str) -> str | None:
-        gone = ("--benchmark", "--task-id", "--metric")
-        return "the hub's metadata is --dialect model-index" if flag in gone else None
+        else:
+            print("".join(f"# {name}\n{text}" for name, text in found.items()), end="")

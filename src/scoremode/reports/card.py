@@ -13,12 +13,11 @@ from scoremode.core.verbs.baselines import of_runs
 from scoremode.core.verbs.outputs import Output, check_output, write_files
 from scoremode.errors import InputError, OptionError, did_you_mean
 from scoremode.reports.model_card import readme_parts
-from scoremode.reports.publish import record_files
+from scoremode.reports.publish import evaluation_files, record_files
 
 MARKERS = ("<!-- scoremode begin -->", "<!-- scoremode end -->")
 YAML_MARKERS = ("# scoremode begin", "# scoremode end")
-GONE = {"compact": "markdown", "eval-results": "model-index"}  # dialects of older versions, and what has their numbers
-MARK = '"scoremode": "'  # files that may be replaced have these words
+MARKS = {"json": '"scoremode": "', "eval-results": "; scoremode "}  # files that may be replaced have these words
 
 
 def card(
@@ -26,38 +25,49 @@ def card(
     dialect: str = "markdown",
     write: str | Path | None = None,
     out: str | Path | None = None,
+    benchmark: str | None = None,
+    task_id: str | None = None,
+    metric: str | None = None,
 ) -> str | dict[str, str]:
-    """Returns comparisons as a part of a model card; ``json`` is a record per candidate, by the names of its files.
+    """Returns comparisons as a part of a model card; ``json`` and ``eval-results`` are texts by names of files.
 
     ``found`` are comparisons, the folder of ``compare(…, out=…)``, or folders of runs, the baseline first. ``write``
-    also replaces what stands between two markers of a README. ``out`` also writes the records there.
+    also replaces what stands between two markers of a README. ``out`` also writes the files there.
+    ``benchmark`` and ``task_id`` say where the hub lists ``eval-results``, ``metric`` which statistic that is.
 
     >>> import scoremode as sm
     >>> sm.card(*sm.compare("table:uniform", "table:uniform", text="any text"), dialect="exl3").splitlines()[0][:15]
     '| model | KL di'
     """
-    return published(found, dialect=dialect, write=write, out=out)[0]
+    where = benchmark, task_id, metric
+    return published(found, dialect=dialect, write=write, out=out, where=where)[0]
 
 
 def published(
-    found: Sequence[str | Path | Comparison], *, dialect: str, write: str | Path | None, out: str | Path | None
+    found: Sequence[str | Path | Comparison],
+    *,
+    dialect: str,
+    write: str | Path | None,
+    out: str | Path | None,
+    where: tuple[str | None, str | None, str | None],
 ) -> tuple[str | dict[str, str], list[str]]:
     """The text or the records of a card, and lines that say what was written. Arguments are as those of ``card``."""
-    known = [*readme_parts(), "json"]
+    known = [*readme_parts(), *MARKS]
     if dialect not in known:
-        fix = f"use {GONE[dialect]}" if dialect in GONE else did_you_mean(dialect, known)
-        raise OptionError(f"there is no dialect '{dialect}'", fix=fix)
-    if write is not None and dialect == "json":
-        raise OptionError("--write does not fit --dialect json", fix="give --out DIR")
-    if out is not None and dialect != "json":
+        raise OptionError(f"there is no dialect '{dialect}'", fix=did_you_mean(dialect, known))
+    if write is not None and dialect in MARKS:
+        raise OptionError(f"--write does not fit --dialect {dialect}", fix="give --out DIR")
+    if out is not None and dialect not in MARKS:
         raise OptionError(f"--out does not fit --dialect {dialect}", fix="give --write README.md")
     markers = YAML_MARKERS if dialect == "model-index" else MARKERS
     output = None if write is None else check_readme(str(write), markers)  # before columns are read
     compared = _compared(found)
-    if dialect == "json":
-        files = record_files(compared)
+    if dialect in MARKS:
+        files = record_files(compared) if dialect == "json" else evaluation_files(compared, *where)
         texts = {Path(out, name): text for name, text in files.items()} if out is not None else {}
-        return files, [f"written to {one}" for one in write_files(texts, "--out", "a card of scoremode", MARK)]
+        return files, [
+            f"written to {one}" for one in write_files(texts, "--out", "a card of scoremode", MARKS[dialect])
+        ]
     text = readme_parts()[dialect](compared)
     if output is None:
         return text, []

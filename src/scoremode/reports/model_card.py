@@ -1,6 +1,7 @@
 """Comparisons as parts of a README, in the dialects that people publish; none contains a folder of this machine.
 
 markdown      the table, a sentence per candidate, how to reproduce it
+compact       a table of five columns and one line
 exl3          bits per weight, KL divergence, top-1 agreement, perplexity
 model-index   the hub's metadata
 of wings      the lines of another tool, such as llama.cpp's, in a code block
@@ -29,10 +30,10 @@ from scoremode.errors import RunError, harmless
 from scoremode.head.budget import FIRST
 from scoremode.reports.comparisons import bits_cell, card_table, summary
 from scoremode.reports.jinja import environment
-from scoremode.reports.numbers import shown_statistic
+from scoremode.reports.numbers import file_size, shown_statistic
 from scoremode.reports.public_text import public_command, public_name, public_words
 from scoremode.reports.served import engine_version
-from scoremode.reports.table import NOTHING, Table
+from scoremode.reports.table import NOTHING, Cell, Table
 from scoremode.reports.text import method_words
 from scoremode.values import usable
 from scoremode.version import __version__
@@ -178,6 +179,13 @@ def _how(comparisons: Sequence[Comparison]) -> str:
     return escaped_markdown(f"{method_words(m)} on {text}, {counted}; scoremode {__version__}.")
 
 
+def compact(comparisons: Sequence[Comparison]) -> str:
+    """A table of five columns, and one line that says how it was made."""
+    columns = {"ppl_candidate": "perplexity", "kl_mean": "KL", "same_top": "same top"}
+    table = card_table(comparisons, ("size", lambda its: Cell(file_size(its.size)) if its else None), columns)
+    return f"{markdown_table(table)}\n\n{_how(comparisons)}\n"
+
+
 def exl3(comparisons: Sequence[Comparison]) -> str:
     """The measures of ExLlamaV3's comparisons: KL both ways, and agreement on the first 1 to 5 choices."""
     tops = {"same_top": 1, **{f"top{count}_same": count for count in range(2, FIRST + 1)}}
@@ -228,5 +236,5 @@ ReadmePart = Callable[[Sequence[Comparison]], str]
 
 def readme_parts() -> dict[str, ReadmePart]:
     """The dialects that are parts of a README, those of wings too."""
-    own: dict[str, ReadmePart] = {"markdown": markdown, "exl3": exl3, "model-index": metadata}
+    own: dict[str, ReadmePart] = {"markdown": markdown, "compact": compact, "exl3": exl3, "model-index": metadata}
     return own | {name: partial(in_code_blocks, layout) for name, layout in layouts().items()}

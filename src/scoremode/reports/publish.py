@@ -1,4 +1,7 @@
-"""Records: everything of a comparison in one JSON file per candidate, unrounded and rounded, with a seal."""
+"""Comparisons as one file per candidate: records, and the hub's evaluation results (.eval_results/NAME.yaml).
+
+A record is everything in JSON, unrounded and rounded, with a seal.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,18 @@ from datetime import UTC, datetime
 from typing import Any
 
 from scoremode.core.disk.manifests import sealed
-from scoremode.core.statistics.comparison import Comparison
-from scoremode.errors import RunError, readable
-from scoremode.reports.model_card import public_commands
+from scoremode.core.statistics.comparison import BY_NAME, Comparison
+from scoremode.errors import InputError, RunError, harmless, readable
+from scoremode.reports.model_card import fill_card, public_commands
 from scoremode.reports.numbers import statistics_for_people
 from scoremode.reports.public_text import is_public_name, public_name, public_words
 from scoremode.reports.served import served, served_manifest
-from scoremode.reports.text import model_notes
+from scoremode.reports.text import method_words, model_notes
 from scoremode.reports.verdicts import verdicts
 from scoremode.version import __version__
 
+DATASET = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+EVAL_METRICS = ("ppl_candidate", "ppl_ratio", "kl_mean", "same_top")
 RECORD = 1  # the version of the schema of records
 NOT_COMPARED = {"against", "device", "dtype", "instance", "keeps", "threads"}
 """Settings of a run's identity that records do not repeat, or that two machines may differ in, as in versions."""
@@ -26,12 +31,47 @@ NOT_COMPARED = {"against", "device", "dtype", "instance", "keeps", "threads"}
 
 def record_files(comparisons: Sequence[Comparison]) -> dict[str, str]:
     """The text of each candidate's record, by the name of its file."""
+    records = comparison_records(comparisons)
+    return _files(
+        "{}.json",
+        comparisons,
+        [json.dumps(one, indent=1, ensure_ascii=False, allow_nan=False) + "\n" for one in records],
+    )
+
+
+def evaluation_files(
+    comparisons: Sequence[Comparison], benchmark: str | None, task_id: str | None, metric: str | None
+) -> dict[str, str]:
+    """The hub's evaluation results of each candidate, by the names of their files in a repository."""
+    name = metric or "ppl_candidate"
+    if not benchmark or not task_id or not DATASET.fullmatch(benchmark):
+        raise InputError(
+            "the hub lists evaluation results only below a dataset that is registered as a benchmark",
+            fix="name it and its task: --benchmark org/dataset --task-id ID; --dialect model-index needs neither",
+        )
+    if name not in EVAL_METRICS:
+        raise InputError(f"'{harmless(name)}' cannot be published", fix=f"use one of {', '.join(EVAL_METRICS)}")
+    return _files(".eval_results/{}.yaml", comparisons, [_evaluation(c, benchmark, task_id, name) for c in comparisons])
+
+
+def _evaluation(c: Comparison, benchmark: str, task_id: str, metric: str) -> str:
+    """An entry of the hub's evaluation results: dataset, task and value are required, date and notes are not."""
+    m, s = c.baseline.manifest, c.statistics()
+    if (value := s.get(metric)) is None:
+        raise RunError(f"{c.name} has no {metric}", fix="publish another --metric, or use a longer text")
+    about = f"{metric} {statistics_for_people(s, [s])[metric]}, {BY_NAME[metric].about}"
+    text = f"{public_name(str(m['corpus']))}, sha256 {m['corpus_sha256'][:12]}"
+    notes = f"{about}; baseline {public_name(str(m['model']))}; {method_words(m)} on {text}; scoremode {__version__}"
+    date = str(c.candidate.manifest.get("finished") or c.candidate.manifest.get("created") or "")[:10]
+    known = {"dataset": benchmark, "task": task_id, "value": value, "notes": notes}
+    return fill_card("eval_results.yaml", **known, date=date if re.fullmatch(r"\d{4}-\d\d-\d\d", date) else "")
+
+
+def _files(form: str, comparisons: Sequence[Comparison], texts: Sequence[str]) -> dict[str, str]:
     names = [re.sub(r"[^\w.-]+", "_", public_name(c.name)).lstrip(".")[:200] or "candidate" for c in comparisons]
     if len(set(names)) < len(names):
         raise RunError("two candidates would be written to one file", fix="publish them one by one")
-    records = comparison_records(comparisons)
-    texts = [json.dumps(one, indent=1, ensure_ascii=False, allow_nan=False) + "\n" for one in records]
-    return {f"{name}.json": text for name, text in zip(names, texts, strict=True)}
+    return {form.format(name): text for name, text in zip(names, texts, strict=True)}
 
 
 def comparison_records(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:

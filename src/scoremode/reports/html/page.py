@@ -25,6 +25,7 @@ from scoremode.reports.html.provenance import provenance_section
 from scoremode.reports.html.scored_text import TEXT_TARGETS, page_data, text_section, worst_view
 from scoremode.reports.html.size_chart import size_section
 from scoremode.reports.html.templating import fill, fill_page
+from scoremode.reports.model_card import markdown, metadata
 from scoremode.reports.parts import ResultPart, offered_parts, report_input
 from scoremode.reports.ranking import closest_first, pairs_tested
 from scoremode.reports.runs import run_facts, run_slices, runs_notes, runs_table
@@ -62,6 +63,7 @@ def render(
         ("charts", "Charts", charts_section(comparisons)),
         *((part.field.replace("_", "-"), part.title, part.section()) for part in beside),
         ("text", "Text", text_section(comparisons, alone, text_targets)),
+        ("publish", "Publish", "" if of_paths else publish_section(comparisons)),
         ("provenance", "Provenance", provenance_section(comparisons, alone)),
     ]
     return fill_page(
@@ -91,6 +93,17 @@ def summary_section(comparisons: Sequence[Comparison], alone: Sequence[Run], mor
         blocks += [Note(name, "bold"), *slices] if slices and len(alone) > 1 else slices
     shown = summary(comparisons, more) if comparisons else None
     return fill("summary.html", summary=shown, blocks=blocks)
+
+
+def publish_section(comparisons: Sequence[Comparison]) -> Markup:
+    """The texts of a model card, to copy; a text that cannot be made is left out, with the reason."""
+    found, notes = [], []
+    for title, make in (("Markdown table", markdown), ("Metadata (model-index)", metadata)) if comparisons else ():
+        try:
+            found.append((title, make(comparisons)))
+        except RunError as refused:
+            notes.append(f"{title}: {refused}.")
+    return fill("publish.html", texts=found, notes=notes) if comparisons else Markup()
 
 
 def _title(candidates: Sequence[str], baselines: Sequence[Run], texts: str, *, of_paths: bool) -> str:
