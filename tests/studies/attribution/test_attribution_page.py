@@ -48,7 +48,7 @@ def shown(found: Attribution) -> str:
 def test_the_page_has_every_part(by: str) -> None:
     page = render_attribution(attribution(by))
     assert all(f'id="{name}"' in page for name in ("account", "map", "recipe", "units"))
-    assert page.count('class="heat"') == (5 * 4 + 3 if by == "matrix" else 0)  # cells and the scale
+    assert page.count('class="heat"') == (2 * (5 * 4 + 3) if by == "matrix" else 0)  # cells and the scale, twice
     assert page.count('class="bar-of') == (0 if by == "matrix" else 2 * 6)  # for wide and narrow screens
     assert "beats candidate (4.50 bits per weight) on held-out windows, surely" in page
     assert "<dt>served</dt>" in page

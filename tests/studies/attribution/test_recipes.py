@@ -11,6 +11,7 @@ import yaml
 from scoremode.studies.attribution.tool_recipes import (
     Parameters,
     arguments_of,
+    exllamav3_recipe,
     llama_quantize_recipe,
     llm_compressor_recipe,
     type_of,
@@ -100,8 +101,8 @@ def test_llama_quantize_gets_a_line_for_each_matrix() -> None:
     }
     assert {tensor: type_for(recipe.text, tensor) for tensor in expected} == expected
     assert len(recipe.text.splitlines()) == 12 * 3 + 2
-    assert [one.tool for one in write_recipes("llama", chosen)] == ["llm-compressor", "llama-quantize"]
-    assert [one.tool for one in write_recipes("mamba", chosen)] == ["llm-compressor"]
+    assert [one.tool for one in write_recipes("llama", chosen)] == ["llm-compressor", "ExLlamaV3", "llama-quantize"]
+    assert [one.tool for one in write_recipes("mixtral", chosen)] == ["llm-compressor", "llama-quantize"]
 
 
 def test_formats_that_ggufs_do_not_have_become_the_nearest_type() -> None:
@@ -140,3 +141,18 @@ def test_names_of_formats_are_read(name: str, bits: int, group: int | None) -> N
     assert found is not None
     assert (found["num_bits"], found.get("group_size")) == (bits, group)
     assert found["symmetric"] == name.startswith(("GPTQ", "W8"))
+
+
+def test_exllamav3_takes_tensors_from_conversions_of_other_bits() -> None:
+    recipe = exllamav3_recipe(mixture({r"layers\.1\.": "rtn 8 bit g32", "layers": "rtn 4 bit g32", "lm_head": "Q6_K"}))
+    found = yaml.safe_load(recipe.text)
+    assert found["sources"] == [{"id": f"{bits}bpw", "model_dir": f"model-exl3-{bits}bpw"} for bits in (6, 8)]
+    overrides = {entry["key"]: entry["source"] for entry in found["overrides"]}
+    assert (overrides["model.layers.1.mlp.down_proj.*"], overrides["lm_head.*"], len(overrides)) == ("8bpw", "6bpw", 4)
+    assert "-i model-exl3-4bpw" in recipe.command
+    assert yaml.safe_load(exllamav3_recipe(mixture({})).text) == {"sources": [], "overrides": []}
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("EXL3 2.5 bit", 3), ("EXL3 4 bit", 4), ("W8A8", 8), ("bfloat16", 8)])
+def test_bits_of_a_conversion_are_not_less_than_those_of_a_format(kind: str, bits: int) -> None:
+    assert f"-exl3-{bits}bpw" in exllamav3_recipe(mixture({"weight": kind})).command

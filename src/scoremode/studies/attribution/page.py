@@ -32,7 +32,7 @@ def render_attribution(found: Attribution) -> str:
     for one in found.candidates:
         account = account_facts(found, one)
         account.line("size", f"{one.bits_per_weight:.2f} bits per weight")
-        drawing = _map(found, one) if found.by == "matrix" else _bars(found, one)
+        drawing = _maps(found, one) if found.by == "matrix" else _bars(found, one)
         units = units_table(found, one, ordered(found, one.units))
         candidates.append({"name": one.name, "account": account, "units": units, "drawing": drawing})
     recipe = found.recipe
@@ -66,11 +66,20 @@ def _words(e: Estimate) -> str:
     return estimate(e).words.replace("-", "−")
 
 
-def _map(found: Attribution, candidate: CandidateDamage) -> Markup:
-    """Layers × matrices, by KL."""
-    units = [one for one in candidate.units if one.layer is not None]
+def _maps(found: Attribution, candidate: CandidateDamage) -> Markup:
+    """Layers × matrices, by KL, and by KL per bit saved where bits are saved."""
+    units, text = [one for one in candidate.units if one.layer is not None], "Nats per token, alone in the baseline."
+    by_kl = _map(found, units, "KL of each matrix", text, list(map(found.kl, units)))
+    saved = [(one, kl) for one in units if (kl := found.kl_per_gigabit(one)) is not None]
+    if not saved:
+        return by_kl
+    text = "Nats per token for each 10⁹ bits that it saves: the deepest colours are the first to keep."
+    return by_kl + _map(found, [one for one, _ in saved], "KL per Gbit saved", text, [kl for _, kl in saved])
+
+
+def _map(found: Attribution, units: Sequence[UnitDamage], title: str, text: str, kls: Sequence[Estimate]) -> Markup:
     kinds, layers = (list(dict.fromkeys(getattr(one, name) for one in units)) for name in ("kind", "layer"))
-    values = [found.kl(one).value for one in units]
+    values = [kl.value for kl in kls]
     largest = max(filter(math.isfinite, values), default=0.0)
     width, left, right, top = 420.0, 34.0, 40.0, 64.0  # names of columns lean to the right
     cell, height = (width - left - right) / len(kinds), max(9.0, min(18.0, 520 / len(layers)))
@@ -86,8 +95,8 @@ def _map(found: Attribution, candidate: CandidateDamage) -> Markup:
     steps = [largest * 10.0**-power for power in range(DECADES, -1, -1)]
     return fill(
         "heat_map.html",
-        title="KL of each matrix",
-        text="Nats per token, alone in the baseline.",
+        title=title,
+        text=text,
         width=width,
         height=top + height * len(layers) + 40,
         cell=cell,

@@ -1,7 +1,9 @@
-"""A mixture of precisions in the words of the tools that can make it: llm-compressor and llama-quantize.
+"""A mixture of precisions in the words of the tools that can make it: llm-compressor, llama-quantize, ExLlamaV3.
 
 llm-compressor   one group of its QuantizationModifier per precision, and an ignore list
 llama-quantize   a list of tensor types (--tensor-type-file), one regular expression per line
+ExLlamaV3        its converter takes one mean for a model, so whole conversions are mixed: util/recompile.py copies one
+                 of them and takes some tensors from others, as a file in YAML says
 
 Weights only, as they were measured. What a tool has no format for gets the nearest.
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -44,6 +47,8 @@ class WrittenRecipe:
 def write_recipes(model_type: str, chosen: Parameters) -> tuple[WrittenRecipe, ...]:
     """The recipes for a model of this type; llama-quantize's only if the layout of its GGUF files is known."""
     found = [llm_compressor_recipe(chosen)]
+    if model_type != "mixtral":  # whose files have other names than its parameters
+        found.append(exllamav3_recipe(chosen))
     architecture = next((name for name, types in LAYOUTS.items() if model_type in types), None)
     if architecture is not None:
         found.append(llama_quantize_recipe(architecture, chosen))
@@ -151,3 +156,36 @@ def type_of(weight: StoredWeight) -> str:
     sizes = {name: GGML_QUANT_SIZES[GGMLQuantizationType[name]] for name in NEAREST}  # weights, and bytes, of a block
     fitting = {name: 8 * stored / block for name, (block, stored) in sizes.items() if weight.shape[-1] % block == 0}
     return min(fitting, key=lambda name: (abs(fitting[name] - weight.bits), fitting[name]))
+
+
+# ── ExLlamaV3 ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+EXL3 = re.compile(r"EXL3 ([\d.]+) bit$")
+CONVERSIONS = """\
+# Convert the model once for each number of bits first, at most 8, the head too:
+# python convert.py -i MODEL -o model-exl3-{most}bpw -w WORK -b {most} -hb {most}
+"""
+RECOMPILE = "python util/recompile.py -i model-exl3-{most}bpw -o model-exl3-mixed -or FILE"
+
+
+def exllamav3_recipe(chosen: Parameters) -> WrittenRecipe:
+    """The recipe; what keeps 16 bits gets 8, the most of EXL3."""
+    bits = {
+        f"{module}.*": _whole_bits(weight)
+        for weight in _matrices(chosen)
+        if not EMBEDDING.search(weight.name)
+        for module in modules_of(weight)
+    }
+    most = Counter(bits.values()).most_common(1)[0][0]
+    others = {key: own for key, own in bits.items() if own != most}
+    sources = [{"id": f"{own}bpw", "model_dir": f"model-exl3-{own}bpw"} for own in sorted(set(others.values()))]
+    overrides = [{"key": key, "source": f"{own}bpw"} for key, own in others.items()]
+    text = CONVERSIONS.format(most=most) + json.dumps({"sources": sources, "overrides": overrides}, indent=2) + "\n"
+    return WrittenRecipe("ExLlamaV3", ".exllamav3.yaml", text, RECOMPILE.format(most=most))
+
+
+def _whole_bits(weight: StoredWeight) -> int:
+    """The bits of a conversion by ExLlamaV3 that are not less than those of a format."""
+    if own := EXL3.match(weight.format):
+        return min(8, math.ceil(float(own[1])))
+    how = arguments_of(weight)
+    return 8 if how is None else min(8, int(how["num_bits"]))
