@@ -121,7 +121,7 @@ def test_rollouts_have_the_log_probabilities_of_a_local_model(real: RealServer, 
     )
     local = sm.ppl(str(real.model), corpus=found, **ours)
     np.testing.assert_allclose(local.scores.logprob, np.concatenate(found.raw_logprob), rtol=0, atol=NATS)
-    warm = sm.rollouts("llama", ["the cat"], temperature=0.7, top_k=5, max_tokens=8, **how)
+    warm = sm.rollouts("llama", ["the cat"], temperature=0.7, top_p=0.9, max_tokens=8, **how)
     assert warm.manifest["missing"] == ["logprob"]
     local = sm.ppl(str(real.model), corpus=warm, **ours)
     np.testing.assert_allclose(local.scores.logprob, warm.raw_logprob[0], rtol=0, atol=NATS)
