@@ -271,7 +271,7 @@ def test_sequences_side_by_side_read_their_own_pages(prefilled: int, monkeypatch
         (
             {"kv_cache_dtype": "int4"},
             "decode",
-            "--kv-cache-dtype does not apply.*use --cache-bits-k and --cache-bits-v",
+            "--kv-cache-dtype does not apply to the exllamav3 engine",
         ),
     ],
 )

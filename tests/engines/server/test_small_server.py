@@ -491,6 +491,6 @@ def test_an_engine_that_is_an_address_keeps_it() -> None:
 def test_what_a_server_cannot_do_is_refused_before_it_is_asked(served: SmallServer, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="the server engine cannot be compared"):
         sm.compare("table:uniform", "small", engine=served.address, text=TEXT)
-    with pytest.raises(OptionError, match="--dtype does not apply to the server engine; give it to the server"):
+    with pytest.raises(OptionError, match="--dtype does not apply to the server engine; leave --dtype out"):
         ask(served, dtype="float32")
     assert served.completions == 0

@@ -128,7 +128,6 @@ class EnginePlugin(ABC):
     summary: ClassVar[str]  # one line, for ``scoremode info engines``
     capabilities: ClassVar[Capabilities] = Capabilities()
     options: ClassVar[type[Options]] = Options
-    instead: ClassVar[Mapping[str, str]] = {}  # an option that it lacks -> what to do instead
     keeps_runs: ClassVar[bool] = True  # else only the caller knows what it is: nothing is found again
     opens_for_each_question: ClassVar[bool] = False  # its model may change between two questions
     is_default: ClassVar[bool] = False  # the engine for checkpoints if none is named

@@ -147,8 +147,7 @@ def _not_an_option(plugin: EnginePlugin, name: str) -> OptionError:
         return OptionError(f"there is no option {name}", fix=did_you_mean(name, everywhere))
     flag = everywhere[name][1].flag
     others = [other for other, engine in known_engines().items() if name in engine.options.known()]
-    needs = f"{flag} needs --engine {' or '.join(others)}"
-    fix = f"{plugin.instead[name]}; {needs}" if name in plugin.instead else f"leave {flag} out; {needs}"
+    fix = f"leave {flag} out; it is an option of --engine {' or '.join(others)}"
     return OptionError(f"{flag} does not apply to the {plugin.name} engine", fix=fix)
 
 

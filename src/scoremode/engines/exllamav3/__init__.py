@@ -73,15 +73,6 @@ class ExllamaPlugin(EnginePlugin):
     summary = "EXL3 checkpoints as ExLlamaV3 serves them, on a GPU"
     capabilities: ClassVar[Capabilities] = Capabilities.all(hidden_states=False, logits=True, paths=PATHS)
     options = ExllamaOptions
-    instead: ClassVar[dict[str, str]] = {
-        "dtype": "leave it out: ExLlamaV3 computes in float16",
-        "kv_cache_dtype": "use --cache-bits-k and --cache-bits-v",
-        "cache_type_k": "use --cache-bits-k",
-        "cache_type_v": "use --cache-bits-v",
-        "batch_tokens": "leave it out: one window is computed at a time",
-        "tensor_parallel_size": "use --tensor-p for all visible GPUs",
-        "quantization": "leave it out: the checkpoint declares its quantization",
-    }
     opens_checkpoints = True
     packages = ("exllamav3",)
 

@@ -25,14 +25,6 @@ class LlamaCppPlugin(EnginePlugin):
     summary = "GGUF files as llama.cpp serves them"
     capabilities: ClassVar[Capabilities] = Capabilities.all(hidden_states=False, logits=True, paths=(*PATHS, CHUNKED))
     options = LlamaCppOptions
-    instead: ClassVar[dict[str, str]] = {
-        "dtype": "the file decides how weights are stored; --cache-type-k and --cache-type-v set the K/V cache",
-        "device": "use --n-gpu-layers 0 for the CPU",
-        "batch_tokens": "use --n-batch and --n-ubatch",
-        "max_num_batched_tokens": "use --n-batch",
-        "attn_implementation": "use --flash-attn on or off",
-        "quantization": "leave it out: the file declares its types",
-    }
     packages = ("llama-cpp-python", "xllamacpp", "gguf")
 
     def problem(self) -> str | None:

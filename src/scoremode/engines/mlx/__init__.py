@@ -29,12 +29,6 @@ class MlxPlugin(EnginePlugin):
     summary = "MLX checkpoints as mlx-lm serves them"
     capabilities: ClassVar[Capabilities] = Capabilities.all(paths=(*PATHS, CHUNKED))
     options = MlxOptions
-    instead: ClassVar[dict[str, str]] = {
-        "cache_type_k": "use --kv-cache-dtype",
-        "cache_type_v": "use --kv-cache-dtype",
-        "batch_tokens": "leave it out: one window is computed at a time",
-        "max_num_batched_tokens": "use --prefill-step-size",
-    }
     opens_checkpoints = True
     packages = ("mlx", "mlx-lm")
 

@@ -25,14 +25,6 @@ class ServerPlugin(EnginePlugin):
     summary = "a running inference server, named by its address: --engine http://HOST:PORT"
     capabilities: ClassVar[Capabilities] = PLAIN
     options = ServerOptions
-    instead: ClassVar[dict[str, str]] = {
-        **dict.fromkeys(
-            ("dtype", "device", "quantization", "tensor_parallel_size", "max_model_len", "kv_cache_dtype", "adapter"),
-            "give it to the server when you start it",
-        ),
-        "batch_tokens": "use --concurrency",
-        "token": "use --api-key-env NAME",
-    }
     addresses = ("http://", "https://")
     opens_for_each_question = True  # it may have been started again with another model
     _is_service: bool | None = None  # None: it did not say yet

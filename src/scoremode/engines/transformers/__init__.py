@@ -53,14 +53,6 @@ class TransformersPlugin(EnginePlugin):
     capabilities: ClassVar[Capabilities] = Capabilities.all(paths=PATHS)
     abilities: ClassVar[dict[str, Any]] = {"wraps": wrap}
     options = TransformersOptions
-    instead: ClassVar[dict[str, str]] = {
-        "tensor_parallel_size": "use --device auto for several GPUs",
-        "gpu_memory_utilization": "use --batch-tokens N to bound memory",
-        "cache_type_k": "use --kv-cache-dtype",
-        "cache_type_v": "use --kv-cache-dtype",
-        "quantization": "leave it out: the checkpoint declares its quantization",
-        "max_num_batched_tokens": "use --batch-tokens",
-    }
     is_default = True
     opens_checkpoints = True
     packages = ("torch", "transformers", "tokenizers")

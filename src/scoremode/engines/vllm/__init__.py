@@ -48,10 +48,6 @@ class VllmPlugin(EnginePlugin):
     capabilities: ClassVar[Capabilities] = Capabilities.all(side_by_side=False, paths=(*PATHS, CHUNKED))
     abilities: ClassVar[dict[str, Any]] = {"about": lambda _: [("vLLM plugin", *support.plugin_state())]}
     options = VllmOptions
-    instead: ClassVar[dict[str, str]] = {
-        "device": "choose devices with CUDA_VISIBLE_DEVICES",
-        "batch_tokens": "use --max-num-batched-tokens",
-    }
     opens_checkpoints = True
     packages = support.DISTRIBUTIONS
     known_to_all_runs = True  # runs kept by earlier versions have these options

@@ -66,8 +66,7 @@ def _put_on(device: str, plugin: EnginePlugin, named: dict[str, Any]) -> None:
     if "device" in plugin.options.known():
         named["device"] = device
         return
-    instead = plugin.instead.get("device", "it chooses devices itself")
-    print_line(f"scoremode: --device {device} is not used by the {plugin.name} engine: {instead}")
+    print_line(f"scoremode: --device {device} is not used by the {plugin.name} engine: it chooses devices itself")
 
 
 def _engine_options(named: Mapping[str, Any]) -> dict[str, Any]:
