@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -242,18 +241,11 @@ def rounded(candidate: str, name: str, weight: torch.Tensor) -> torch.Tensor:
     return round_groups(weight, int(bits), int(group))
 
 
-def test_no_candidate_is_refused(base: Path, corpus: str) -> None:
+def test_what_is_refused(base: Path, corpus: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no candidate"):
         sm.attribute(str(base), **asked(corpus))
-
-
-def test_a_model_of_another_shape_is_refused(base: Path, corpus: str, tmp_path: Path) -> None:
     fewer = make_tiny_model(tmp_path, adds_bos=True, num_hidden_layers=2)
     with pytest.raises(ModelError, match="2 layers, and the baseline has 3"):
         sm.attribute(str(base), str(fewer), **asked(corpus))
-
-
-def test_one_window_has_no_second_half(base: Path) -> None:
-    found = sm.attribute(str(base), "rtn:3:16", text="a few words here", dtype="float32")
-    assert np.isnan(found.cells.mean(found[0].whole.kl, "second").value)
-    assert found.cells.mean(found[0].whole.kl).stderr is None
+    with pytest.raises(InputError, match="two halves"):
+        sm.attribute(str(base), "rtn:3:16", text="a few words", bits_budget=30, dtype="float32")

@@ -110,32 +110,28 @@ def test_states_of_llamacpp_are_those_of_transformers(deep: Path, tmp_path: Path
 # ── healthy models and planted faults ────────────────────────────────────────────────────────────────────────────────
 def test_a_model_against_itself_has_no_error(deep: Path) -> None:
     found = sm.layer_profile(str(deep), str(deep), dtype="float32", **QUESTION)
-    assert {place.error.value for place in found.places} == {0.0}
-    assert {place.own_error.value for place in found.places} == {0.0}
+    assert {value for place in found.places for value in (place.error.value, place.own_error.value)} == {0.0}
     assert found.verdict == "no layer is out of line"
     assert [place.name for place in found.places] == ["embedding", *(f"layer {i}" for i in range(6))]
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-def test_a_rounded_model_is_healthy(deep: Path, tmp_path: Path, bits: int) -> None:
-    candidate = with_changed_tensors(deep, tmp_path / "candidate", rounded_to(bits))
-    found = sm.layer_profile(str(deep), str(candidate), dtype="float32", **QUESTION)
-    assert found.out_of_line == ()
-    assert found.places[0].error.value == 0.0, "the embedding is as it was"
-    assert found.places[1].error.value > 0
-
-
-@pytest.mark.parametrize(("layer", "matrix"), [(0, "self_attn.q_proj"), (3, "mlp.down_proj"), (5, "self_attn.o_proj")])
-def test_a_planted_fault_is_named_and_no_layer_after_it(deep: Path, tmp_path: Path, layer: int, matrix: str) -> None:
-    quantize = rounded_to(8)
+@pytest.mark.parametrize(
+    ("bits", "broken"), [(8, ""), (4, ""), (8, "0.self_attn.q_proj"), (8, "3.mlp.down_proj"), (8, "5.self_attn.o_proj")]
+)
+def test_a_rounded_model_is_healthy_and_a_planted_fault_is_named(
+    deep: Path, tmp_path: Path, bits: int, broken: str
+) -> None:
+    quantize = rounded_to(bits)
 
     def change(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        return quantize(name, tensor) * (1.5 if name == f"model.layers.{layer}.{matrix}.weight" else 1)
+        return quantize(name, tensor) * (1.5 if name == f"model.layers.{broken}.weight" else 1)
 
     candidate = with_changed_tensors(deep, tmp_path / "candidate", change)
     found = sm.layer_profile(str(deep), str(candidate), dtype="float32", **QUESTION)
-    assert [place.name for place in found.out_of_line] == [f"layer {layer}"]
-    assert found.verdict.startswith(f"layer {layer} is out of line: its own error is ")
+    assert [place.name for place in found.out_of_line] == ([f"layer {broken[0]}"] if broken else [])
+    assert ("out of line: its own error is " in found.verdict) == bool(broken)
+    assert found.places[0].error.value == 0.0, "the embedding is as it was"
+    assert found.places[1].error.value > 0
 
 
 def test_a_scale_of_a_compressed_checkpoint(deep: Path, tmp_path: Path) -> None:
@@ -151,25 +147,20 @@ def test_a_scale_of_a_compressed_checkpoint(deep: Path, tmp_path: Path) -> None:
     assert [place.name for place in found.out_of_line] == ["layer 2"]
 
 
-def test_a_scale_of_a_gguf(deep: Path, tmp_path: Path) -> None:
-    require_llamacpp()
-    healthy = gguf_of(deep, tmp_path / "healthy.gguf", "Q8_0")
-    broken = gguf_of(
-        deep, tmp_path / "broken.gguf", "Q8_0", weights=lambda name, x: 2 * x if name == "blk.4.ffn_down.weight" else x
-    )
-    assert sm.layer_profile(str(deep), str(healthy), **QUESTION).out_of_line == ()
-    found = sm.layer_profile(str(deep), str(broken), **QUESTION)
-    assert [place.name for place in found.out_of_line] == ["layer 4"]
-    assert found.engines[1].startswith("llamacpp, ")
-
-
-def test_weights_that_explode_are_named(deep: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "factor", "broken"), [("Q8_0", 1, ""), ("Q8_0", 2, "layer 4"), (None, 1e30, "layer 4")]
+)
+def test_a_scale_of_a_gguf(deep: Path, tmp_path: Path, kind: str | None, factor: float, broken: str) -> None:
     require_llamacpp()
     file = gguf_of(
-        deep, tmp_path / "huge.gguf", weights=lambda name, x: 1e30 * x if name == "blk.1.ffn_up.weight" else x
+        deep,
+        tmp_path / "x.gguf",
+        *([kind] if kind else []),
+        weights=lambda name, x: x * (factor if name == "blk.4.ffn_down.weight" else 1),
     )
     found = sm.layer_profile(str(deep), str(file), **QUESTION)
-    assert found.out_of_line[0].name == "layer 1"
+    assert [place.name for place in found.out_of_line][:1] == ([broken] if broken else [])
+    assert found.engines[1].startswith("llamacpp, ")
 
 
 def test_errors_are_over_documents_and_tokens_are_bounded(deep: Path, tmp_path: Path) -> None:
@@ -191,28 +182,19 @@ def test_errors_are_over_documents_and_tokens_are_bounded(deep: Path, tmp_path: 
 
 
 # ── what is refused ──────────────────────────────────────────────────────────────────────────────────────────────────
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"num_hidden_layers": 5}, "the baseline has 6 decoder layers and the candidate 5"),
-        ({"hidden_size": 64}, "the baseline has 128 numbers per hidden state and the candidate 64"),
-    ],
-)
-def test_other_shapes_are_refused(deep: Path, tmp_path: Path, changes: dict[str, Any], words: str) -> None:
-    other = make_deep_model(tmp_path, **changes)
-    with pytest.raises(ScoremodeError, match=words):
-        sm.layer_profile(str(deep), str(other), dtype="float32", **QUESTION)
-
-
-def test_what_cannot_be_profiled_is_refused(deep: Path, tiny_gguf_of_deep: Path) -> None:
-    with pytest.raises(ScoremodeError, match="table engine cannot give hidden states between layers"):
-        sm.layer_profile(str(deep), "table:uniform", **QUESTION)
-    with pytest.raises(ScoremodeError, match="a format of Transformers"):
-        sm.layer_profile(str(tiny_gguf_of_deep), str(deep), **QUESTION)
-    with pytest.raises(ScoremodeError, match="computed by prefill"):
-        sm.layer_profile(str(deep), str(deep), path="decode", **QUESTION)
-    with pytest.raises(ScoremodeError, match="tokens=0 leaves nothing"):
-        sm.layer_profile(str(deep), str(deep), tokens=0, **QUESTION)
+def test_what_cannot_be_profiled_is_refused(deep: Path, tiny_gguf_of_deep: Path, tmp_path: Path) -> None:
+    other = make_deep_model(tmp_path, num_hidden_layers=5, hidden_size=64)
+    sizes = "the baseline has 6 decoder layers of 128 numbers, and the candidate 5 decoder layers of 64 numbers"
+    cases: list[tuple[Path, Any, dict[str, Any], str]] = [
+        (deep, other, {"dtype": "float32"}, sizes),
+        (deep, "table:uniform", {}, "table engine cannot give hidden states between layers"),
+        (tiny_gguf_of_deep, deep, {}, "a format of Transformers"),
+        (deep, deep, {"path": "decode"}, "computed by prefill"),
+        (deep, deep, {"tokens": 0}, "tokens=0 leaves nothing"),
+    ]
+    for baseline, candidate, more, words in cases:
+        with pytest.raises(ScoremodeError, match=words):
+            sm.layer_profile(str(baseline), str(candidate), **more, **QUESTION)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from scoremode.core.scores.answers import Answers, Window, WindowList
 from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.errors import EngineError
-from scoremode.head.matrix import Head
 from scoremode.studies.attribution.engines import transformers_swaps
 from scoremode.studies.attribution.engines.transformers_swaps import ALL_LAYERS, NO_ROOM, SwappableModel
 from tests.makers import VOCABULARY, make_family
@@ -85,18 +83,8 @@ def require_same(found: dict[int, Answers], expected: dict[int, Answers]) -> Non
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gemma2", "gpt2", "phi", "mixtral"])
 def test_a_swap_has_the_bits_of_a_model_with_that_weight(kind: str) -> None:
-    require_swaps(family(kind))
-
-
-def test_swaps_of_a_trained_model(stories: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
-    require_swaps(AutoModelForCausalLM.from_pretrained(stories, dtype=torch.float32))
-
-
-def require_swaps(model: Any) -> None:
     """Some weights, swapped one by one, against whole models; afterwards all is as it was."""
-    source = windows()
+    model, source = family(kind), windows()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with recorded(copy.deepcopy(model), source) as swaps:
         assert not swaps.notes
@@ -145,27 +133,6 @@ def test_the_models_own_weights_diverge_by_exactly_nothing(
             found = dict(swaps.diverge(source, start))
             assert sorted(found) == list(range(len(source)))
             assert all(answers.kl is not None and not answers.kl.any() for answers in found.values())
-
-
-def test_logits_of_the_baseline_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then each swap multiplies with one head, and not with two."""
-    source, products, own = windows(), list[int](), Head.logits
-    with recorded(family("llama"), source) as swaps:
-        list(swaps.diverge(source, 3))  # kernels are tested before their first use
-
-    def counted(head: Head, hidden: torch.Tensor) -> torch.Tensor:
-        products.append(len(hidden))
-        return own(head, hidden)
-
-    monkeypatch.setattr(Head, "logits", counted)
-    rows = sum(len(source.window(i).rows) for i in range(len(source)))
-    for share, expected in ((1.0, [2, 1, 1]), (0.0, [2, 2, 2])):
-        monkeypatch.setattr(transformers_swaps, "SHARE_OF_LOGITS", share)
-        with recorded(family("llama"), source) as swaps:
-            for times in expected:
-                products.clear()
-                list(swaps.diverge(source, 3))
-                assert sum(products) == times * rows
 
 
 def test_states_that_do_not_fit_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,8 @@ import numpy.typing as npt
 
 from scoremode.core.engine.base import EngineFacts
 from scoremode.core.scores.answers import Window
-from scoremode.core.statistics.estimate import GroupSums, square_root, with_error_fields
+from scoremode.core.statistics.estimate import GroupSums, square_root
+from scoremode.studies.attribution.result import fields_of
 from scoremode.values import Bools, Estimate, Floats, Ints
 
 SMALLEST = 1 / 64  # of the length of a state: the shortest update that errors are measured by
@@ -78,11 +79,6 @@ class DepthPoint:
     own_error: Estimate  # of what this layer adds, given the states that entered it
     not_finite: int = 0  # tokens whose states have NaN or infinity; they are in no mean
 
-    def as_json(self) -> dict[str, Any]:
-        errors = (with_error_fields(name, getattr(self, name)) for name in ("error", "cosine", "own_error"))
-        fields = {name: value for one in errors for name, value in one.items()}
-        return {"place": self.name, **fields, "not_finite": self.not_finite}
-
 
 @dataclass(frozen=True, slots=True)
 class DepthProfile:
@@ -104,17 +100,14 @@ class DepthProfile:
 
     @property
     def verdict(self) -> str:
-        out = self.out_of_line
-        if not out:
+        if not (out := self.out_of_line):
             return "no layer is out of line"
         first = out[0]
+        words = f"its own error is {first.own_error.value:.3g}"
         if first.not_finite:
-            return f"{first.name} is the first whose states are not finite, in {first.not_finite:,} tokens"
-        others = [p.own_error.value for p in self.places if p is not first and not p.not_finite]
-        usual = float(np.median(others))
-        times = f", {first.own_error.value / usual:,.1f} times the median of the others" if usual else ""
-        words = f"{first.name} is out of line: its own error is {first.own_error.value:.3g}{times}"
-        return words + (f"; so are {', '.join(p.name for p in out[1:])}" if len(out) > 1 else "")
+            words = f"its states are not finite in {first.not_finite:,} tokens"
+        others = f"; so are {', '.join(p.name for p in out[1:])}" if len(out) > 1 else ""
+        return f"{first.name} is out of line: {words}{others}"
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -127,7 +120,14 @@ class DepthProfile:
             "tokens": self.tokens,
             "windows": self.windows,
             "stderr_groups": self.groups,
-            "places": [place.as_json() for place in self.places],
+            "places": [
+                {
+                    "place": place.name,
+                    **fields_of({name: getattr(place, name) for name in ("error", "cosine", "own_error")}),
+                    "not_finite": place.not_finite,
+                }
+                for place in self.places
+            ],
             "notes": list(self.notes),
         }
 

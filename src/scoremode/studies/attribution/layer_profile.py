@@ -91,11 +91,7 @@ def _profile(
     windows, groups = _chosen(plan, tokens)
     longest, fed = max(len(window.ids) for window in windows), [fed_tokens(window) for window in windows]
     kinds, done = grouping(plan), np.cumsum(fed)
-    notes = (
-        []
-        if len(windows) == len(plan)
-        else [f"{len(windows):,} of {len(plan):,} windows are compared, spread over the text"]
-    )
+    notes = [f"{len(windows):,} of {len(plan):,} windows are compared, spread over the text"]
 
     def tell(tokens: int) -> None:
         if progress is not None:
@@ -105,12 +101,13 @@ def _profile(
     with closing(_open_layers(candidate, longest, progress)) as served:
         _require_room(int(done[-1]) * (served.layers + 1) * served.width * 4)
         for index, states in enumerate(served.states(windows)):
-            if states.shape != (served.layers + 1, fed[index], served.width):
-                raise EngineError("the engine gave states of another size", fix="this is a fault of the engine")
             served_states.append(states)
             tell(int(done[index]))
     with closing(cast("TransformersLayers", _open_layers(baseline, longest, progress))) as layers:
-        _require_alike(layers, served)
+        sizes = [f"{own.layers:,} decoder layers of {own.width:,} numbers" for own in (layers, served)]
+        if sizes[0] != sizes[1]:
+            what = f"the baseline has {sizes[0]}, and the candidate {sizes[1]}"
+            raise EngineError(what, fix="compare models of one architecture")
         sums = ProfileSums(layers.layers, kinds.count)
         for index, (window, states) in enumerate(zip(windows, served_states, strict=True)):
             (own,), rows = layers.states([window]), window.rows
@@ -123,7 +120,7 @@ def _profile(
         tokens=sums.tokens,
         windows=sums.windows,
         groups=kinds.kind,
-        notes=tuple(dict.fromkeys([*notes, *layers.facts.notes, *served.facts.notes])),
+        notes=tuple(dict.fromkeys([*notes[: len(windows) < len(plan)], *layers.facts.notes, *served.facts.notes])),
     )
 
 
@@ -151,18 +148,6 @@ def _require_room(size: int) -> None:
             f"the states between layers take {size_words(size)}, and {size_words(free)} of memory are free",
             fix="give a smaller --max-windows or --context-length",
         )
-
-
-def _require_alike(baseline: LayerStates, candidate: LayerStates) -> None:
-    """Refuses a candidate whose layers do not correspond to those of the baseline."""
-    for what, its, other in (
-        ("decoder layers", baseline.layers, candidate.layers),
-        ("numbers per hidden state", baseline.width, candidate.width),
-    ):
-        if its != other:
-            raise EngineError(
-                f"the baseline has {its:,} {what} and the candidate {other:,}", fix="compare models of one architecture"
-            )
 
 
 def _served_by(layers: LayerStates) -> str:

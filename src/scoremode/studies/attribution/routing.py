@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Unpack
 
 import numpy as np
@@ -18,13 +17,13 @@ import numpy.typing as npt
 from scoremode.core.engine.plugin import Work
 from scoremode.core.plan.plan import Plan
 from scoremode.core.statistics.estimate import ratio, with_error_fields
-from scoremode.core.statistics.statistic import Statistic, estimates
 from scoremode.core.verbs.arguments import AllArguments, spelled_out, split_arguments
 from scoremode.core.verbs.compare import compare
 from scoremode.core.verbs.compared_models import short
 from scoremode.core.verbs.model import GivenTokenizer, LazyModel
 from scoremode.core.verbs.progress import Progress, announce, shows_progress
 from scoremode.errors import OptionError
+from scoremode.studies.attribution.result import fields_of
 from scoremode.values import Bools, Estimate, Floats, Ints
 
 ENGINE = "transformers"
@@ -83,60 +82,23 @@ def _routes(model: LazyModel, plan: Plan, progress: Progress | None) -> tuple[Ro
     return np.concatenate(parts, axis=1), tuple(hooks.names), hooks.of_experts
 
 
-@dataclass(frozen=True, eq=False)
-class RoutedTokens:
-    kl: Floats  # (targets,) nats
-    groups: Ints
-    changed: Bools  # (layers, targets) has the token other experts there?
-
-    @cached_property
-    def anywhere(self) -> Bools:
-        return np.asarray(self.changed.any(axis=0))
-
-    @property
-    def on_changed(self) -> RoutedTokens:
-        return self._some(self.anywhere)
-
-    @property
-    def on_same(self) -> RoutedTokens:
-        return self._some(~self.anywhere)
-
-    def _some(self, which: Bools) -> RoutedTokens:
-        return RoutedTokens(self.kl[which], self.groups[which], self.changed[:, which])
-
-
-STATISTICS = (
-    Statistic("any_changed", "share with other experts in at least one layer", lambda t: t.anywhere, range="share"),
-    Statistic("kl", "nats per token, of all tokens", lambda t: t.kl, range="positive"),
-    Statistic("kl_changed", "of tokens with a changed route", lambda t: t.kl, rows="on_changed", range="positive"),
-    Statistic("kl_same", "of tokens without", lambda t: t.kl, rows="on_same", range="positive"),
-    Statistic(
-        "share_of_kl",
-        "of all KL, the part on tokens with a changed route",
-        lambda t: np.where(t.anywhere, t.kl, 0.0),
-        per=lambda t: t.kl,
-        range="share",
-    ),
-)
-
-
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """The routes of a candidate against those of its baseline. STATISTICS says what the estimates are."""
+    """The routes of a candidate against those of its baseline."""
 
     names: tuple[str, str]  # of baseline and candidate
     changed: tuple[tuple[str, Estimate], ...]  # by layer: the share of tokens with other experts
-    any_changed: Estimate
-    kl: Estimate
-    kl_changed: Estimate
-    kl_same: Estimate
-    share_of_kl: Estimate
+    any_changed: Estimate  # the share with other experts in at least one layer
+    kl: Estimate  # nats per token, of all tokens
+    kl_changed: Estimate  # of tokens with a changed route
+    kl_same: Estimate  # of tokens without
+    share_of_kl: Estimate  # of all KL, the part on tokens with a changed route
     experts: int  # that a token is sent to
     of_experts: int
     notes: tuple[str, ...] = (EMULATED,)
 
     def as_json(self) -> dict[str, Any]:
-        numbers = [one.as_fields(getattr(self, one.name)) for one in STATISTICS]
+        estimates = ("any_changed", "kl", "kl_changed", "kl_same", "share_of_kl")
         return {
             "baseline": self.names[0],
             "candidate": self.names[1],
@@ -144,7 +106,7 @@ class Routing:
             "of_experts": self.of_experts,
             "tokens": self.kl.n,
             "tokens_changed": self.kl_changed.n,
-            **dict(pair for own in numbers for pair in own.items()),
+            **fields_of({name: getattr(self, name) for name in estimates}),
             "layers": [{"layer": name, **with_error_fields("changed", share)} for name, share in self.changed],
             "notes": list(self.notes),
         }
@@ -166,7 +128,16 @@ def routing_of(
     of_experts: int,
 ) -> Routing:
     """The agreement of two models' routes, and the KL (targets,) of tokens with and without a changed route."""
-    tokens, ones = RoutedTokens(kl, groups, changed_routes(*routes)), np.ones(len(kl))
-    by_layer = ((name, ratio(own, ones, groups, "share")) for name, own in zip(layers, tokens.changed, strict=True))
-    found = estimates(STATISTICS, tokens)
-    return Routing(names, tuple(by_layer), **found, experts=routes[0].shape[2], of_experts=of_experts)
+    changed, ones = changed_routes(*routes), np.ones(len(kl))
+    moved: Bools = np.asarray(changed.any(axis=0))
+    return Routing(
+        names,
+        tuple((name, ratio(own, ones, groups, "share")) for name, own in zip(layers, changed, strict=True)),
+        any_changed=ratio(moved, ones, groups, "share"),
+        kl=ratio(kl, ones, groups, "positive"),
+        kl_changed=ratio(kl[moved], ones[moved], groups[moved], "positive"),
+        kl_same=ratio(kl[~moved], ones[~moved], groups[~moved], "positive"),
+        share_of_kl=ratio(np.where(moved, kl, 0.0), kl, groups, "share"),
+        experts=routes[0].shape[2],
+        of_experts=of_experts,
+    )

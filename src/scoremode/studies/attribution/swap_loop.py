@@ -124,19 +124,16 @@ class SwapMeasurement:
     def _measure(self, jobs: Sequence[Job]) -> None:
         if self.baseline is None:
             self.baseline = self.record(jobs)
-        tokens, layers = self.plan.forward_tokens, len(self.swaps.layers) + 1
-        shares = [(layers - self.swaps.start_of(job.sources)) / layers for job in jobs]  # of a forward pass, about
-        total, before = int(sum(shares) * tokens), 0.0
+        tokens, total = self.plan.forward_tokens, self.plan.forward_tokens * len(jobs)
         announce(self.progress, "swapping")
-        for number, (job, share) in enumerate(zip(jobs, shares, strict=True), 1):
-            announce(self.progress, f"{job.words} ({number:,} of {len(jobs):,})", "label")
+        for number, job in enumerate(jobs):
+            announce(self.progress, f"{job.words} ({number + 1:,} of {len(jobs):,})", "label")
 
-            def tell(fed: int, _: int, before: float = before, share: float = share) -> None:
+            def tell(fed: int, _: int, before: int = number * tokens) -> None:
                 if self.progress:
-                    self.progress(min(int(before * tokens + share * fed), total), total)
+                    self.progress(before + fed, total)
 
             self.folder.add(job.number, self._damage(job, tell).packed())
-            before += share
             tell(tokens, tokens)
 
     def record(self, jobs: Sequence[Job]) -> tuple[Floats, Floats]:

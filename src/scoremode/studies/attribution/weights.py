@@ -14,7 +14,7 @@ from scoremode.core.disk.files import remembered_sha256
 from scoremode.core.models.facts import ModelFacts, inspect, resolve, weight_files
 from scoremode.core.models.gguf import SUFFIX, gguf_models, read_gguf
 from scoremode.core.models.safetensors import read_header
-from scoremode.errors import ModelError, OptionError
+from scoremode.errors import ModelError
 from scoremode.studies.attribution.weight_formats.compressed import CompressedTensors
 from scoremode.studies.attribution.weight_formats.exl3 import Exl3Tensors
 from scoremode.studies.attribution.weight_formats.gguf_tensors import GgufTensors
@@ -55,8 +55,8 @@ def open_weights(
     """
     model_type = str(_text_config(config or {}).get("model_type", ""))
     if candidate.startswith(PREFIX):
-        if read_baseline is None or baseline_stored is None:
-            raise OptionError(f"{candidate} is made from a baseline, and there is none", fix="name a checkpoint first")
+        assert read_baseline is not None
+        assert baseline_stored is not None
         own = {name: baseline_stored[name] for name in baseline}
         return CandidateWeights(candidate, RoundedWeights(candidate, own, read_baseline, model_type), baseline)
     if _is_gguf(candidate):

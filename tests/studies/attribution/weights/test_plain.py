@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from scoremode.errors import ModelError
-from tests.studies.attribution.weights.checkpoints import CONFIG, Tensors, assert_equal, llama_tensors, opened, save
+from tests.studies.attribution.weights.checkpoints import Tensors, assert_equal, llama_tensors, opened, save
 
 
 def test_a_fine_tune_is_read_in_float32_with_the_bits_of_its_files(tmp_path: Path) -> None:
@@ -115,31 +116,19 @@ def without(tensors: Tensors, name: str) -> Tensors:
 def test_refusals_name_what_differs(tmp_path: Path) -> None:
     baseline = llama_tensors()
     wider = {**baseline, "model.layers.0.mlp.up_proj.weight": torch.zeros(25, 16)}
-    cases = {
-        "other type": (
-            save(tmp_path / "a", baseline, model_type="qwen2"),
-            "is a qwen2 model, and the baseline is a llama",
-        ),
-        "layers": (
-            save(tmp_path / "b", llama_tensors(layers=3), num_hidden_layers=3),
-            "has 3 layers, and the baseline has 2",
-        ),
-        "missing": (
-            save(tmp_path / "c", without(baseline, "model.layers.1.mlp.up_proj.weight")),
-            "no tensor for the baseline's model.layers.1.mlp.up_proj.weight",
-        ),
-        "shape": (save(tmp_path / "d", wider), "has the shape 25 × 16, and the baseline's"),
-        "method": (
-            save(tmp_path / "e", baseline, quantization_config={"quant_method": "hqq"}),
-            "quantized by the method 'hqq', whose weights scoremode cannot read",
-        ),
-    }
-    for candidate, says in cases.values():
+    other = {"quantization_config": {"quant_method": "fp8"}}
+    cases: list[tuple[Tensors, dict[str, Any], str]] = [
+        (baseline, {"model_type": "qwen2"}, "is a qwen2 model, and the baseline is a llama"),
+        (llama_tensors(layers=3), {"num_hidden_layers": 3}, "has 3 layers, and the baseline has 2"),
+        (without(baseline, "model.layers.1.mlp.up_proj.weight"), {}, "no tensor for the baseline's model.layers.1"),
+        (wider, {}, "has the shape 25 × 16, and the baseline's"),
+        (baseline, other, "quantized by the method 'fp8', whose weights scoremode cannot read"),
+    ]
+    for number, (tensors, config, says) in enumerate(cases):
         with pytest.raises(ModelError, match=says) as refusal:
-            opened(candidate, baseline)
+            opened(save(tmp_path / str(number), tensors, **config), baseline)
         assert "\n" not in str(refusal.value)
         assert refusal.value.fix
-    assert CONFIG["model_type"] == "llama"
 
 
 def test_an_adapter_is_to_be_merged_first(tmp_path: Path) -> None:
