@@ -26,7 +26,7 @@ from scoremode.remote.service.command import serve as serve
 from scoremode.reports.card import card as card
 from scoremode.reports.html.page import report as report
 from scoremode.studies.attribution.attribute import attribute as attribute
-from scoremode.studies.attribution.depth_profile import DepthProfile as DepthProfile
+from scoremode.studies.attribution.layer_profile import DepthProfile as DepthProfile
 from scoremode.studies.attribution.layer_profile import layer_profile as layer_profile
 from scoremode.studies.attribution.result import Attribution as Attribution
 from scoremode.studies.attribution.routing import Routing as Routing

@@ -15,7 +15,7 @@ from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import choose, open_for
 from scoremode.core.scores.answers import Window
 from scoremode.errors import ScoremodeError
-from scoremode.studies.attribution.depth_profile import fed_tokens
+from scoremode.studies.attribution.layer_profile import fed_tokens
 from tests.gguf_files import gguf_of, require_llamacpp
 from tests.makers import (
     SENTENCES,

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from scoremode.studies.attribution.depth_profile import DepthPoint, DepthProfile
+from scoremode.studies.attribution.layer_profile import DepthPoint, DepthProfile
 from scoremode.studies.attribution.page import render_blocks
 from scoremode.studies.attribution.routing import routing_of
 from scoremode.studies.attribution.tables import depth_profile_blocks, routing_blocks

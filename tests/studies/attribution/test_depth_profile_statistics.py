@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from scoremode.studies.attribution.depth_profile import (
+from scoremode.studies.attribution.layer_profile import (
     HARMLESS,
     OUT_OF_LINE,
     SMALLEST,

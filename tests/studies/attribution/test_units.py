@@ -44,11 +44,6 @@ def test_units_have_names_for_people() -> None:
     assert names(LLAMA, "matrix") == ["embedding", *matrices, *more, "last norm", "head"]
 
 
-def test_a_head_that_is_the_embedding_is_one_unit() -> None:
-    tied = {name: shape for name, shape in LLAMA.items() if not name.startswith("lm_head")}
-    assert names(tied, "layer")[0] == "embedding and head"
-
-
 def test_a_bias_belongs_to_its_matrix() -> None:
     q = next(unit for unit in units_of(LLAMA, "matrix") if unit.name == "layer 1 q_proj")
     assert q.tensors == ("model.layers.1.self_attn.q_proj.weight", "model.layers.1.self_attn.q_proj.bias")

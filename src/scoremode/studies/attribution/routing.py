@@ -112,12 +112,6 @@ class Routing:
         }
 
 
-def changed_routes(baseline: Routes, candidate: Routes) -> Bools:
-    """Whether each target's set of experts differs, (layers, targets)."""
-    found: Bools = (np.sort(baseline, axis=2) != np.sort(candidate, axis=2)).any(axis=2)
-    return found
-
-
 def routing_of(
     names: tuple[str, str],
     layers: tuple[str, ...],
@@ -128,8 +122,8 @@ def routing_of(
     of_experts: int,
 ) -> Routing:
     """The agreement of two models' routes, and the KL (targets,) of tokens with and without a changed route."""
-    changed, ones = changed_routes(*routes), np.ones(len(kl))
-    moved: Bools = np.asarray(changed.any(axis=0))
+    changed: Bools = np.asarray((routes[0] != routes[1]).any(axis=2))  # (layers, targets)
+    moved, ones = np.asarray(changed.any(axis=0)), np.ones(len(kl))
     return Routing(
         names,
         tuple((name, ratio(own, ones, groups, "share")) for name, own in zip(layers, changed, strict=True)),

@@ -98,22 +98,17 @@ def open_candidates(
     return own, [Candidate(one, prints[one] + mark, weights) for one, weights in found.items()]
 
 
+@dataclass(slots=True)
 class SwapMeasurement:
     """Measures jobs on the windows of a plan, and keeps the results in a folder."""
 
-    def __init__(
-        self,
-        swaps: SwappableModel,
-        candidates: Sequence[Candidate],
-        plan: Plan,
-        *,
-        cells: Cells,
-        folder: AttributionFolder,
-        progress: Progress | None = None,
-    ) -> None:
-        self.swaps, self.plan, self.cells, self.folder, self.progress = swaps, plan, cells, folder, progress
-        self.weights = {one.name: one.weights for one in candidates}
-        self.baseline: tuple[Floats, Floats] | None = None  # log-probabilities and first choices of all targets
+    swaps: SwappableModel
+    candidates: Sequence[Candidate]
+    plan: Plan
+    cells: Cells
+    folder: AttributionFolder
+    progress: Progress | None = None
+    baseline: tuple[Floats, Floats] | None = None  # log-probabilities and first choices of all targets
 
     def measure(self, jobs: Sequence[Job]) -> list[Damage]:
         """The damage of each job: read from the folder if it is there, else measured and kept there."""
@@ -145,8 +140,9 @@ class SwapMeasurement:
 
     def _damage(self, job: Job, progress: Progress) -> Damage:
         assert self.baseline is not None
+        weights = {one.name: one.weights for one in self.candidates}
         try:
-            with self.swaps.swapped(job.sources, lambda name: self.weights[job.sources[name]].tensor(name)) as changed:
+            with self.swaps.swapped(job.sources, lambda name: weights[job.sources[name]].tensor(name)) as changed:
                 if not changed:
                     return self.cells.unchanged()
                 logprob, top, kl = self._columns(self.swaps.diverge(self.plan, self.swaps.start_of(changed)), progress)

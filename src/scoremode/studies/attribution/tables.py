@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from scoremode.core.statistics.groups import FEWEST
 from scoremode.reports.table import NOTHING, Block, Cell, Column, Facts, Note, Row, Table, estimate, words
 from scoremode.reports.text import counted
-from scoremode.studies.attribution.depth_profile import COMPARED, DepthProfile
+from scoremode.studies.attribution.layer_profile import COMPARED, DepthProfile
 from scoremode.studies.attribution.result import HELD_OUT, Attribution, CandidateDamage, Recipe, UnitDamage, ordered
 from scoremode.studies.attribution.routing import Routing
 from scoremode.values import Estimate, rounded

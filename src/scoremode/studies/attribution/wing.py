@@ -9,7 +9,7 @@ WING = Wing(
         "attribute": f"{HERE}.attribute",
         "Attribution": f"{HERE}.result",
         "layer_profile": f"{HERE}.layer_profile",
-        "DepthProfile": f"{HERE}.depth_profile",
+        "DepthProfile": f"{HERE}.layer_profile",
         "routing": f"{HERE}.routing",
         "Routing": f"{HERE}.routing",
     },

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,13 @@ import torch
 from scoremode.core.models.facts import inspect
 from scoremode.core.models.safetensors import read_header
 from scoremode.errors import ModelError
+from tests.makers import checkpoint_maker
 from tests.studies.attribution.weights.checkpoints import Tensors, llama_tensors, opened, save
 
 pytest.importorskip("compressed_tensors", reason="needs compressed-tensors")
 NAME = "model.layers.1.mlp.down_proj"
 ROWS, COLUMNS, GROUP = 6, 64, 32
 INTS: dict[str, Any] = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP}
-EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "make_checkpoints.py"
 
 
 def config(weights: dict[str, Any], kind: str, **more: Any) -> dict[str, Any]:
@@ -87,29 +86,24 @@ def test_zero_points(tmp_path: Path) -> None:
     assert found.stored[f"{NAME}.weight"].format == f"W4A16 asym g{GROUP}"
 
 
-def test_eight_bits_per_channel_and_activations_that_are_not_emulated(tmp_path: Path) -> None:
-    inputs = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
-    weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
-    numbers = torch.randint(-128, 128, (ROWS, COLUMNS), generator=torch.Generator().manual_seed(2))
-    scales = torch.rand(ROWS, 1) + 0.1
-    module = {f"{NAME}.weight": numbers.to(torch.int8), f"{NAME}.weight_scale": scales}
-    folder = checkpoint(tmp_path / "w8a8", module, config(weights, "int-quantized", input_activations=inputs))
-    found = opened(folder, baseline())
-    assert torch.equal(found.tensor(f"{NAME}.weight"), numbers * scales)
-    assert found.stored[f"{NAME}.weight"].format == "W8A8"
-    assert found.stored[f"{NAME}.weight"].bits == 8 + 32 / COLUMNS
-    assert "also rounds activations; here only its weights" in found.notes[0]
-
-
-@pytest.mark.parametrize("strategy", ["channel", "tensor"])
-def test_floats_of_eight_bits(tmp_path: Path, strategy: str) -> None:
-    weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": strategy}
-    numbers = torch.randn(ROWS, COLUMNS).to(torch.float8_e4m3fn)
+@pytest.mark.parametrize(
+    ("kind", "strategy", "format"),
+    [("int", "channel", "W8A8"), ("float", "channel", "FP8"), ("float", "tensor", "FP8")],
+)
+def test_eight_bits_and_activations_that_are_not_emulated(
+    tmp_path: Path, kind: str, strategy: str, format: str
+) -> None:
+    weights = {"num_bits": 8, "type": kind, "symmetric": True, "strategy": strategy}
+    inputs = {**weights, "strategy": "token", "dynamic": True}
+    numbers = (40 * torch.randn(ROWS, COLUMNS)).to(torch.int8 if kind == "int" else torch.float8_e4m3fn)
     scales = torch.rand(ROWS, 1) + 0.1 if strategy == "channel" else torch.tensor([0.37])
     module = {f"{NAME}.weight": numbers, f"{NAME}.weight_scale": scales}
-    found = opened(checkpoint(tmp_path / "fp8", module, config(weights, "float-quantized")), baseline())
+    folder = checkpoint(tmp_path / "eight", module, config(weights, f"{kind}-quantized", input_activations=inputs))
+    found = opened(folder, baseline())
     assert torch.equal(found.tensor(f"{NAME}.weight"), numbers.float() * scales)
-    assert found.stored[f"{NAME}.weight"].format == "FP8 A16"
+    assert found.stored[f"{NAME}.weight"].format == format
+    assert found.stored[f"{NAME}.weight"].bits == 8 + 32 * scales.numel() / (ROWS * COLUMNS)
+    assert "also rounds activations; here only its weights" in found.notes[0]
 
 
 def four_bit_floats(random: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -181,18 +175,15 @@ def test_what_is_refused(tmp_path: Path, change: dict[str, Any], says: str) -> N
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("damage", ["scale", "shape"])
-def test_a_damaged_module_is_named_when_it_is_read(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_module_is_named_when_it_is_read(tmp_path: Path) -> None:
     state = {"weight": torch.ones(ROWS, COLUMNS), "weight_scale": torch.ones(ROWS, COLUMNS // GROUP)}
     module = packed_by("pack-quantized", INTS, state)
-    if damage == "scale":
-        del module[f"{NAME}.weight_scale"]
-    else:
-        module[f"{NAME}.weight_scale"] = torch.ones(ROWS + 1, 5)
-    found = opened(checkpoint(tmp_path / "damaged", module, config(INTS, "pack-quantized")), baseline())
-    with pytest.raises(ModelError, match=rf"{NAME} of .* cannot be de-quantized") as refusal:
-        found.tensor(f"{NAME}.weight")
-    assert "\n" not in str(refusal.value)
+    for scale in ({}, {f"{NAME}.weight_scale": torch.ones(ROWS + 1, 5)}):
+        damaged = {name: tensor for name, tensor in module.items() if "scale" not in name} | scale
+        found = opened(checkpoint(tmp_path / "damaged", damaged, config(INTS, "pack-quantized")), baseline())
+        with pytest.raises(ModelError, match=rf"{NAME} of .* cannot be de-quantized") as refusal:
+            found.tensor(f"{NAME}.weight")
+        assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("name", ["w8a8", "fp8", "w4a16-asym"])
@@ -202,12 +193,7 @@ def test_real_checkpoints_are_what_transformers_loads(small_llama: Path, tmp_pat
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    spec = importlib.util.spec_from_file_location("make_checkpoints", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    folder = example.make(str(small_llama), tmp_path / name, name)
+    folder = checkpoint_maker()(str(small_llama), tmp_path / name, name)
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, quantization_config=CompressedTensorsConfig(dequantize=True)
     )

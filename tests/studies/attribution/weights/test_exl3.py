@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 from pathlib import Path
 
 import numpy as np
@@ -132,22 +131,3 @@ def test_damaged_files_are_refused_by_name(tmp_path: Path) -> None:
         tensors |= {} if tensor is None else {f"{MODULE}.{leaf}": tensor}
         with pytest.raises(ModelError, match=rf"the tensors of {MODULE} in .* are missing, damaged"):
             opened(saved(tmp_path / str(number), tensors), baseline())
-
-
-def test_experts_that_were_filled_up_are_cut(tmp_path: Path) -> None:
-    """Two experts with 96 inner features, stored with 128; the baseline has one tensor for both."""
-    stem, tensors = "model.layers.0.mlp.experts", Tensors()
-    for expert, (piece, rows, columns) in itertools.product(
-        range(2), (("gate_proj", 16, 8), ("up_proj", 16, 8), ("down_proj", 8, 16))
-    ):
-        tensors[f"{stem}.{expert}.{piece}.trellis"] = seeded_trellis(3 + expert, rows, columns)
-        tensors[f"{stem}.{expert}.{piece}.suh"] = seeded_factors(16 * rows)
-        tensors[f"{stem}.{expert}.{piece}.svh"] = seeded_factors(16 * columns)
-    narrow = {f"{stem}.gate_up_proj": torch.zeros(2, 192, 256), f"{stem}.down_proj": torch.zeros(2, 256, 96)}
-    cut = opened(saved(tmp_path / "cut", tensors), narrow)
-    wide = {f"{stem}.gate_up_proj": torch.zeros(2, 256, 256), f"{stem}.down_proj": torch.zeros(2, 256, 128)}
-    whole = opened(str(tmp_path / "cut"), wide)
-    for expert in range(2):
-        both = whole.tensor(f"{stem}.gate_up_proj")[expert]
-        assert torch.equal(cut.tensor(f"{stem}.gate_up_proj")[expert], torch.cat([both[:96], both[128 : 128 + 96]]))
-    assert torch.equal(cut.tensor(f"{stem}.down_proj"), whole.tensor(f"{stem}.down_proj")[:, :, :96])

@@ -60,25 +60,18 @@ def checkpoint(tmp_path: Path, module: Tensors, **quantization: Any) -> str:
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
-@pytest.mark.parametrize(("group", "order"), [(16, False), (16, True), (-1, False)])
-def test_gptq(tmp_path: Path, bits: int, group: int, order: bool) -> None:
-    module, weight = gptq(96, 32, bits, group, order=order)
-    folder = checkpoint(tmp_path, module, quant_method="gptq", bits=bits, group_size=group)
-    baseline = {**llama_tensors(), f"{NAME}.weight": torch.zeros(32, 96)}
-    found = opened(folder, baseline)
+@pytest.mark.parametrize(("group", "order", "version"), [(16, False, 1), (16, True, 0), (-1, False, 1)])
+def test_gptq(tmp_path: Path, bits: int, group: int, order: bool, version: int) -> None:
+    """The second version stores zero points as they are."""
+    module, weight = gptq(96, 32, bits, group, order=order, version=version)
+    kind = "gptq" if version else "gptq_v2"
+    folder = checkpoint(tmp_path, module, quant_method="gptq", bits=bits, group_size=group, checkpoint_format=kind)
+    found = opened(folder, {**llama_tensors(), f"{NAME}.weight": torch.zeros(32, 96)})
     assert torch.equal(found.tensor(f"{NAME}.weight"), weight)
     assert torch.equal(found.tensor("lm_head.weight"), llama_tensors(1)["lm_head.weight"])
     stored = sum(tensor.numel() * tensor.itemsize for tensor in module.values())
     assert found.stored[f"{NAME}.weight"].bits == 8 * stored / (32 * 96)
     assert found.stored[f"{NAME}.weight"].format == f"GPTQ {bits} bit" + ("" if group < 0 else f" g{group}")
-
-
-def test_the_second_version_of_gptq_stores_zero_points_as_they_are(tmp_path: Path) -> None:
-    module, weight = gptq(32, 32, 4, 16, version=0)
-    folder = checkpoint(tmp_path, module, quant_method="gptq", bits=4, group_size=16, checkpoint_format="gptq_v2")
-    assert torch.equal(
-        opened(folder, {**llama_tensors(), f"{NAME}.weight": torch.zeros(32, 32)}).tensor(f"{NAME}.weight"), weight
-    )
 
 
 def test_awq(tmp_path: Path) -> None:

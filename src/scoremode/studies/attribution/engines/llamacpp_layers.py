@@ -22,7 +22,7 @@ from scoremode.engines.llamacpp import LlamaCppPlugin, context_for
 from scoremode.engines.llamacpp.engine import LlamaCppEngine
 from scoremode.engines.llamacpp.llamacpp_options import LlamaCppOptions
 from scoremode.errors import EngineError
-from scoremode.studies.attribution.depth_profile import LayerStates, States, fed_tokens
+from scoremode.studies.attribution.layer_profile import LayerStates, States, fed_tokens
 
 CALLBACK = ctypes.CFUNCTYPE(c_bool, c_void_p, c_bool, c_void_p)
 EMBEDDINGS = (b"inp_scaled", b"inp_embd", b"embd")  # what enters layer 0: the first of these that a model has

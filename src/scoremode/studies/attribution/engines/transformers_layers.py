@@ -19,8 +19,8 @@ from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.errors import EngineError, ModelError
 from scoremode.head.precision import full_float32
-from scoremode.studies.attribution.depth_profile import LayerStates, States
 from scoremode.studies.attribution.engines.layer_hooks import LayerHooks, decoder_layers
+from scoremode.studies.attribution.layer_profile import LayerStates, States
 
 RECORDED = "router_logits"  # what Transformers calls the output of a router
 

@@ -68,7 +68,6 @@ class SwappableModel:
         self._wanted: frozenset[int] = frozenset()  # starts whose states are kept by this pass
         self._start = 0  # the first layer that is computed by this pass
         self._key: bytes | None = None  # the tokens of this pass; None: it is computed whole
-        self._rest: dict[int, tuple[Any, ...]] = {}  # what a layer gives beside its states
         self._skips = True
 
     # ── layers ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -107,16 +106,12 @@ class SwappableModel:
             if kept is None or key is None:
                 return own(*args, **kwargs)
             if self._start > index and (key, self._start) in kept:
-                is_last = index == self._start - 1
-                states = args[0] if args else kwargs["hidden_states"]
-                if is_last:  # a copy, as below: a layer may write into what it is given
-                    states = kept[key, self._start].to(self.device, copy=True)
-                return (states, *self._rest[index]) if index in self._rest else states
+                if index == self._start - 1:  # a copy, as below: a layer may write into what it is given
+                    return kept[key, self._start].to(self.device, copy=True)
+                return args[0] if args else kwargs["hidden_states"]
             made = own(*args, **kwargs)
             if index + 1 in self._wanted:
-                kept[key, index + 1] = (made[0] if isinstance(made, tuple) else made).detach().to("cpu", copy=True)
-            if isinstance(made, tuple):
-                self._rest[index] = made[1:]
+                kept[key, index + 1] = made.detach().to("cpu", copy=True)
             return made
 
         return forward
@@ -131,14 +126,18 @@ class SwappableModel:
         starts = range(1, len(self.layers) + 1)
         try:
             whole = [self._pass(text, wanted=starts) for text in texts]
-            more = any(isinstance(x, Tensor) for rest in self._rest.values() for x in rest)
             for start in starts:
                 # Two texts take turns, so that nothing is right by chance that a skipped layer remembers: layer i was
                 # last computed for start i, and so for another text than start i + 1.
                 turn = (start + 1) % 2
                 found = self._pass(texts[turn], start=start)
-                self._skips = self._skips and not more and torch.equal(found, whole[turn])
-        except (RuntimeError, TypeError, AttributeError, KeyError):  # of an architecture that is built otherwise
+                self._skips = self._skips and torch.equal(found, whole[turn])
+        except (
+            RuntimeError,
+            TypeError,
+            AttributeError,
+            KeyError,
+        ):  # layers give more than their states
             self._skips = False
         finally:
             self._kept = None

@@ -26,8 +26,8 @@ from scoremode.engines.vllm.engine import VllmEngine
 from scoremode.engines.vllm.support import LaunchArguments, VllmOptions
 from scoremode.engines.vllm.wire import Request
 from scoremode.errors import OptionError
-from scoremode.studies.attribution.depth_profile import LayerStates, States, fed_tokens
 from scoremode.studies.attribution.engines.layer_hooks import LayerHooks
+from scoremode.studies.attribution.layer_profile import LayerStates, States, fed_tokens
 
 KEEPER = "studies.attribution.engines.vllm_layers:WorkerLayers"
 EAGER = "without compilation and CUDA graphs (--enforce-eager), as hooks on layers need"

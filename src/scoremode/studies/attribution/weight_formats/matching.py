@@ -143,17 +143,8 @@ def require_layers(label: str, own: int | None, baseline: Mapping[str, Shape]) -
 
 
 def shapes_in_files(baseline: Mapping[str, Shape]) -> dict[str, Shape]:
-    """The shapes of parameters by the names that files may give them, experts and pieces of equal size one by one."""
-    found: dict[str, Shape] = {}
-    for name, shape in baseline.items():
-        for own in _spellings(name):
-            found[own] = shape
-            if ".gate_up_proj." in own and len(shape) == 2:
-                pieces = FUSED["gate_up_proj"]
-                found |= {own.replace("gate_up_proj", piece): (shape[0] // 2, shape[1]) for piece in pieces}
-            for experts in _names_of_experts(own, shape):
-                found |= {piece: (shape[1] // len(pieces), shape[2]) for pieces in experts for piece in pieces}
-    return found
+    """The shapes of parameters by the names that files may give them."""
+    return {own: shape for name, shape in baseline.items() for own in _spellings(name)}
 
 
 # ── finding ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -80,7 +80,8 @@ class ModuleTensors(TensorReader):
 
     def __init__(self, label: str, plain: PlainTensors) -> None:
         self.label, self.plain = label, plain
-        modules = {f"{module}.weight": module for module in self._quantized()}
+        split = (name.rpartition(".") for name in plain.tensors)
+        modules = {f"{module}.weight": module for module, _, leaf in split if leaf in self.marks}
         beside = {f"{module}.{leaf}" for module in modules.values() for leaf in self.leaves}
         self._modules = modules
         self.stored = {
@@ -101,10 +102,6 @@ class ModuleTensors(TensorReader):
         if not is_right:
             what = f"the tensors of {module} in {self.label} are missing, damaged, or do not fit its config"
             raise ModelError(what, fix="download it again")
-
-    def _quantized(self) -> Iterable[str]:
-        split = (name.rpartition(".") for name in self.plain.tensors)
-        return dict.fromkeys(module for module, _, leaf in split if leaf in self.marks)
 
     def _stored(self, name: str, module: str) -> StoredWeight:
         parts = self.parts_of(module)
