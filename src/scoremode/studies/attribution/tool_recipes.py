@@ -116,7 +116,7 @@ def patterns(modules: Iterable[str]) -> list[str]:
     """Module names as targets of llm-compressor: a regular expression for all experts of a layer.
 
     >>> patterns(["lm_head", "layers.0.mlp.experts.*.up_proj"])
-    ['lm_head', 're:layers\\.0\\.mlp\\.experts\\.\\d+\\.up_proj$']
+    ['lm_head', 're:layers\\\\.0\\\\.mlp\\\\.experts\\\\.\\\\d+\\\\.up_proj$']
     """
     escaped = ((name, re.escape(name).replace(r"\*", r"\d+")) for name in modules)
     return [f"re:{expression}$" if "*" in name else name for name, expression in escaped]
