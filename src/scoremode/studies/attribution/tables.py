@@ -15,6 +15,12 @@ from scoremode.values import Estimate, rounded
 MOST = 12  # units in a terminal; the page and JSON have all
 
 
+def _column(
+    title: str, cells: Sequence[Estimate | None], about: str = "", *, percent: bool = False, leaves: int = 0
+) -> Column:
+    return Column(title, [estimate(one, percent=percent) for one in cells], about=about, leaves=leaves)
+
+
 def attribution_blocks(found: Attribution) -> list[Block]:
     """The tables of all candidates."""
     blocks: list[Block] = []
@@ -37,27 +43,14 @@ def units_table(found: Attribution, candidate: CandidateDamage, units: Sequence[
     account = found.account(candidate)
     shares = [NOTHING if x is None else f"{100 * x:.1f}%" for x in (found.share(one, account) for one in units)]
     means = [found.cells.statistics(one.damage) for one in units]
+    each = [found.kl_per_gigabit(one) for one in units]
     columns = [
-        Column("KL", [estimate(one["kl"]) for one in means], about="KL(baseline‖swapped), nats per token"),
+        _column("KL", [one["kl"] for one in means], "KL(baseline‖swapped), nats per token"),
         Column("share", list(map(Cell, shares)), about="of the sum of parts"),
-        Column(
-            "Δ logprob",
-            [estimate(one["delta_logprob"]) for one in means],
-            about="change of the tokens' log-probability, nats",
-        ),
-        Column(
-            "same top",
-            [estimate(one["same_top"], percent=True) for one in means],
-            about="tokens whose first choice is the same",
-        ),
+        _column("Δ logprob", [one["delta_logprob"] for one in means], "change of the tokens' log-probability, nats"),
+        _column("same top", [one["same_top"] for one in means], "tokens whose first choice is the same", percent=True),
         Column("bits", [Cell(f"{one.bits:.2f}") for one in units], about="stored bits per weight"),
-        Column(
-            "KL per Gbit",
-            [estimate(found.kl_per_gigabit(one)) for one in units],
-            leaves=1,
-            about="for each 10⁹ bits that the unit saves",
-            page=None,
-        ),
+        _column("KL per Gbit", each, "for each 10⁹ bits that the unit saves", leaves=1),
         words("format", [one.format for one in units], leaves=2),
     ]
     names = [Row(one.name, "" if one.damage.is_changed else "equal weights") for one in units]
@@ -84,27 +77,17 @@ def account_facts(found: Attribution, candidate: CandidateDamage) -> Facts:
 def recipe_blocks(found: Attribution, recipe: Recipe) -> list[Block]:
     cells = found.cells
     rows: list[tuple[str, float, Estimate, Estimate | None]] = [
-        (
-            one.name,
-            one.bits_per_weight,
-            cells.mean(one.whole.kl, HELD_OUT, within="positive"),
-            recipe.difference(cells, one),
-        )
-        for one in recipe.uniform
+        ("mixture", recipe.bits_per_weight, recipe.measured(cells), None)
     ]
-    rows = sorted([("mixture", recipe.bits_per_weight, recipe.measured(cells), None), *rows], key=lambda row: row[1])
+    for one in recipe.uniform:
+        kl = cells.mean(one.whole.kl, HELD_OUT, within="positive")
+        rows.append((one.name, one.bits_per_weight, kl, recipe.difference(cells, one)))
+    rows.sort(key=lambda row: row[1])
+    less = "paired difference of KL; below 0, the mixture is better"
     columns = [
         Column("bits per weight", [Cell(f"{bits:.3f}") for _, bits, _, _ in rows]),
-        Column(
-            "KL, held out",
-            [estimate(kl) for _, _, kl, _ in rows],
-            about="on windows that the mixture was not chosen on",
-        ),
-        Column(
-            "mixture minus this",
-            [estimate(difference) for *_, difference in rows],
-            about="paired difference of KL; below 0, the mixture is better",
-        ),
+        _column("KL, held out", [kl for _, _, kl, _ in rows], "on windows that the mixture was not chosen on"),
+        _column("mixture minus this", [difference for *_, difference in rows], less),
     ]
     taken, facts = list(recipe.chosen.values()), Facts()
     predicted = "the sum of its units, on the windows that it was chosen on"
@@ -139,9 +122,9 @@ def depth_profile_blocks(found: DepthProfile) -> list[Block]:
     table = Table(
         [Row(place.name + (" ◀" if place.name in out else "")) for place in found.places],
         [
-            Column("error", [estimate(place.error) for place in found.places]),
-            Column("own error", [estimate(place.own_error) for place in found.places]),
-            Column("cosine", [estimate(place.cosine) for place in found.places]),
+            _column("error", [place.error for place in found.places]),
+            _column("own error", [place.own_error for place in found.places]),
+            _column("cosine", [place.cosine for place in found.places]),
         ],
         "profile by layer",
     )
@@ -156,12 +139,12 @@ def depth_profile_blocks(found: DepthProfile) -> list[Block]:
 
 
 def routing_blocks(found: Routing) -> list[Block]:
-    shares = [estimate(share, percent=True) for _, share in found.changed]
-    table = Table([Row(name) for name, _ in found.changed], [Column("other experts", shares)], "routes of experts")
+    shares = [_column("other experts", [share for _, share in found.changed], percent=True)]
+    table = Table([Row(name) for name, _ in found.changed], shares, "routes of experts")
     kinds = {"a changed route": found.kl_changed, "no changed route": found.kl_same, "all tokens": found.kl}
     split = [
         Column("tokens", [Cell(f"{e.n:,}") for e in kinds.values()]),
-        Column("KL", [estimate(e) for e in kinds.values()]),
+        _column("KL", list(kinds.values())),
     ]
     share, of_kl = (estimate(e, percent=True).words for e in (found.any_changed, found.share_of_kl))
     return [

@@ -126,6 +126,9 @@ def test_configs_that_do_not_fit_are_refused(tmp_path: Path, config: dict[str, A
 def test_groups_that_do_not_exist_are_refused(tmp_path: Path) -> None:
     module, _ = gptq(96, 32, 4, 16)
     module[f"{NAME}.g_idx"][5] = 99
-    folder = checkpoint(tmp_path, module, quant_method="gptq", bits=4, group_size=16)
+    found = opened(
+        checkpoint(tmp_path, module, quant_method="gptq", bits=4, group_size=16),
+        {**llama_tensors(), f"{NAME}.weight": torch.zeros(32, 96)},
+    )
     with pytest.raises(ModelError, match="do not fit its config"):
-        opened(folder, {**llama_tensors(), f"{NAME}.weight": torch.zeros(32, 96)}).tensor(f"{NAME}.weight")
+        found.tensor(f"{NAME}.weight")
