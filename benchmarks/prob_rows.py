@@ -86,10 +86,9 @@ def driver_rate(targets_per_window: int, windows: int, folder: Path | None = Non
 
     plan = plan_of(windows, targets_per_window)
     engine, identity = FreeEngine(), {"benchmark": "driver"}
-    ids = engine.facts.vocabulary
     with tempfile.TemporaryDirectory(prefix="scoremode-", dir=folder) as kept:
         path, targets = Path(kept) / "journal", plan.targets / 1e6
-        journal = Journal(path, identity, plan.target_counts, vocabulary=ids)
+        journal = Journal(path, identity, plan.target_counts)
 
         def score() -> None:
             for index, answers in answered(engine, plan):
@@ -98,7 +97,7 @@ def driver_rate(targets_per_window: int, windows: int, folder: Path | None = Non
         scored = _seconds(score)
         journal.close()
         again: list[Journal] = []
-        resumed = _seconds(lambda: again.append(Journal(path, identity, plan.target_counts, vocabulary=ids)))
+        resumed = _seconds(lambda: again.append(Journal(path, identity, plan.target_counts)))
         assert again[0].done.all()
         again[0].close()
     return Rate(targets / scored, targets / resumed)

@@ -28,7 +28,7 @@ LARGE, SMALL = 4 << 20, 1 << 17  # bytes of a block
 def taken(engine: Engine, plan: Plan) -> dict[str, float]:
     """Seconds and CPU seconds of this process to score a plan into a journal."""
     with tempfile.TemporaryDirectory(prefix="scoremode-scale-") as folder:
-        journal = Journal(Path(folder) / "partial.journal", {"measured": "driver"}, plan.target_counts, vocabulary=256)
+        journal = Journal(Path(folder) / "partial.journal", {"measured": "driver"}, plan.target_counts)
         wall, cpu = time.perf_counter(), time.process_time()
         for index, answers in answered(engine, plan):
             journal.add(index, answers, 0.0)

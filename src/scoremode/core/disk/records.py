@@ -73,7 +73,7 @@ class RecordFile:
         """Writes a record whose body is these parts. Returns its offset in the file."""
         at, length = self.end, sum(memoryview(part).nbytes for part in parts)
         head = HEAD.pack(MAGIC, number, length, self._checksum(number, length, parts))
-        self._write(b"".join((head, *parts)))
+        self._write(head, *parts)
         self.end = at + HEAD.size + length
         return at
 
@@ -104,8 +104,8 @@ class RecordFile:
             found = zlib.crc32(part, found)
         return found
 
-    def _write(self, data: bytes) -> None:
-        if self._file.write(data) != len(data):
+    def _write(self, *parts: Buffer) -> None:
+        if os.writev(self._file.fileno(), parts) != sum(memoryview(part).nbytes for part in parts):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

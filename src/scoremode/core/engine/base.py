@@ -83,6 +83,7 @@ class WholeDistributions(ABC):
     """A baseline that gives the whole distribution of each row, instead of hidden states and a head."""
 
     vocabulary: int
+    least_kl: float = 0.0  # the smallest possible divergence from it: below 0 if it is not exact
 
 
 class StoredDistributions(WholeDistributions):

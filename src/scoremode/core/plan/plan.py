@@ -177,8 +177,9 @@ class Plan:
         start, lead = int(self.start[index]), int(self.lead[index])
         body = self.ids[start : int(self.stop[index])]
         ids = body if lead < 0 else np.concatenate([np.array([lead], dtype=np.int32), body])
-        positions = np.arange(self.first[index], self.last[index])
+        first, last = int(self.first[index]), int(self.last[index])
+        rows = np.arange(first, last, dtype=np.int32) - np.int32(start - (lead >= 0) + 1)
+        targets = self.ids[first:last, None]
         if self.mask is not None:
-            positions = positions[self.mask[positions]]
-        rows = positions - start + (lead >= 0) - 1
-        return Window(ids=ids, rows=rows.astype(np.int32), targets=self.ids[positions][:, None])
+            rows, targets = rows[self.mask[first:last]], targets[self.mask[first:last]]
+        return Window(ids=ids, rows=rows, targets=targets)

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from scoremode.core.scores.schema import BUILT_IN, DIVERGENCE, Array, Column, DivergenceColumns, ScoreColumns
+from scoremode.core.scores.schema import BUILT_IN, DIVERGENCE, Array, DivergenceColumns, ScoreColumns, contradiction
 from scoremode.errors import EngineError
 from scoremode.values import Ids, Ints, Raw
 
@@ -119,22 +119,20 @@ def measured(column: T | None) -> T:
 
 
 # ── checks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-def check_answers(source: WindowSource, found: Sequence[tuple[int, Answers]]) -> None:
-    """Requires one number for each target of each window, none of them NaN; minus infinity is a probability of zero.
+def check_answers(
+    source: WindowSource, found: Sequence[tuple[int, Answers]], vocabulary: int | None = None, least_kl: float = 0.0
+) -> None:
+    """Requires numbers that a model can give, in the right shape, for each target of each window.
 
-    Every given column must have the right shape. The caller checks that all answers have the same columns.
+    Minus infinity is a probability of zero. ``vocabulary`` is the number of the model's ids, if it is known. The caller
+    checks that all answers have the same columns.
     """
-    if len(found) > 1 and _all_sound(source, found):
-        return
     for index, answers in found:
-        _check_window(source, index, answers)
-
-
-def check_divergence(index: int, answers: Answers) -> None:
-    """Refuses a divergence that is NaN or impossible. The journal of a run checks its own."""
-    found = {name: getattr(answers, name) for name in answers.divergences}
-    if (wrong := BUILT_IN.impossible_value(found)) is not None:
-        raise EngineError(f"the divergence in window {index} is impossible: {wrong}", fix=FAULT)
+        check_shapes(targets_shape(source, index), index, answers)
+    if found and _impossible([answers for _, answers in found], vocabulary, least_kl) is not None:
+        for index, answers in found:
+            if (wrong := _impossible([answers], vocabulary, least_kl)) is not None:
+                raise _unusable(source, index, answers, wrong)
 
 
 def check_shapes(shape: tuple[int, ...], index: int, answers: Answers) -> None:
@@ -143,44 +141,34 @@ def check_shapes(shape: tuple[int, ...], index: int, answers: Answers) -> None:
     if wrong is not None:
         raise EngineError(f"window {index} got wrong columns: {wrong}", fix=FAULT)
     for column in (*BUILT_IN.scores, *DIVERGENCE):
-        given = getattr(answers, column.name, None)
-        wanted = shape if column.per == "target" else shape[:1]
-        if given is not None and np.shape(given) != wanted:
-            what = "scores" if column.name == "logprob" else f"values of {column.name}"
-            raise EngineError(f"window {index} asked for {wanted} {what} and got {np.shape(given)}", fix=FAULT)
-
-
-def _check_window(source: WindowSource, index: int, answers: Answers) -> None:
-    check_shapes(targets_shape(source, index), index, answers)
-    for column in BUILT_IN.chosen(answers.columns):
         given = getattr(answers, column.name)
-        if _is_sound(column, given):
-            continue
-        row = int(np.argwhere(np.isnan(given) | (given == np.inf))[0][0])
-        raise EngineError(
-            f"the model gives NaN in window {index} at token {int(source.window(index).rows[row]) + 1}",
-            fix="try --dtype float32; if it stays, the weights are damaged",
-        )
+        wanted = shape if column.per == "target" else shape[:1]
+        if given is not None and given.shape != wanted:
+            what = "scores" if column.name == "logprob" else f"values of {column.name}"
+            raise EngineError(f"window {index} asked for {wanted} {what} and got {given.shape}", fix=FAULT)
 
 
-def _is_sound(column: Column, values: Array) -> bool:
-    """Are all values less than plus infinity, and none NaN? The maximum shows both: it is NaN if any value is."""
-    return column.dtype != "float64" or not values.size or bool(np.maximum.reduce(values, axis=None) < np.inf)
+def _impossible(found: Sequence[Answers], vocabulary: int | None, least_kl: float) -> str | None:
+    """Returns the first value that no model can give, in words. The columns of all windows are checked together."""
+    columns: dict[str, Array] = {}
+    for name in (*found[0].columns, *found[0].divergences):
+        parts = [getattr(answers, name) for answers in found]
+        columns[name] = np.concatenate(parts, axis=None) if len(parts) > 1 else parts[0].reshape(-1)
+    wrong = BUILT_IN.impossible_value(columns, vocabulary, least_kl)
+    if wrong is None and all(answers.logprob.shape[1] == 1 for answers in found):
+        return contradiction(columns)
+    return wrong
 
 
-def _all_sound(source: WindowSource, found: Sequence[tuple[int, Answers]]) -> bool:
-    """Does ``_check_window`` accept all these answers? The columns of all windows are checked together."""
-    names = found[0][1].columns
-    if BUILT_IN.set_problem(names) is not None or any(answers.columns != names for _, answers in found):
-        return False
-    shapes = [targets_shape(source, index) for index, _ in found]
-    for column in BUILT_IN.chosen(names):
-        parts = [getattr(answers, column.name) for _, answers in found]
-        if [part.shape for part in parts] != (shapes if column.per == "target" else [shape[:1] for shape in shapes]):
-            return False
-        if not _is_sound(column, np.concatenate(parts, axis=None)):
-            return False
-    return True
+def _unusable(source: WindowSource, index: int, answers: Answers, wrong: str) -> EngineError:
+    for name in answers.columns:
+        bad = np.argwhere(np.isnan(getattr(answers, name)) | (getattr(answers, name) == np.inf))
+        if len(bad):
+            return EngineError(
+                f"the model gives NaN in window {index} at token {int(source.window(index).rows[bad[0][0]]) + 1}",
+                fix="try --dtype float32; if it stays, the weights are damaged",
+            )
+    return EngineError(f"the engine gave no usable scores: in window {index} {wrong}", fix=FAULT)
 
 
 def targets_shape(source: WindowSource, index: int) -> tuple[int, ...]:

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-
 from scoremode.core.scores.schema import DIVERGENCE, Array, DivergenceColumns, FactColumns, ScoreColumns
 from scoremode.values import Ids
 
@@ -81,10 +79,6 @@ class Divergences(LazyColumns, DivergenceColumns):
     def measured(self) -> tuple[str, ...]:
         """The names of the columns that were measured; none of them is read for that."""
         return tuple(column.name for column in DIVERGENCE if self.has(column.name))
-
-
-EMPTY = {"float64": np.nan, "int64": 0, "int32": -1}
-"""By type: no value that was measured."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,7 +4,6 @@
 ``PackedAnswers``   answers to many windows, column by column: back from replicas and services
 ``to_message``      typed values that contain arrays, as bytes for a network
 ``lines``           answers as rows of int32 words, because some engines' workers can return nothing else
-``flat_columns``    the columns of one window, as a journal stores them in a record
 
 The columns, their types and their order follow from the schema everywhere.
 """
@@ -12,7 +11,7 @@ The columns, their types and their order follow from the schema everywhere.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
 
@@ -21,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scoremode.core.scores.answers import REQUESTED, Answers, Window
-from scoremode.core.scores.schema import BUILT_IN, DIVERGENCE, KL, Array, Column, chosen_divergences
+from scoremode.core.scores.schema import BUILT_IN, DIVERGENCE, KL, Array, chosen_divergences
 from scoremode.errors import InputError, harmless
 from scoremode.values import Ids, Ints, Raw
 
@@ -94,11 +93,6 @@ class PackedWindows:
 
 
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def flat_columns(answers: Sequence[Answers], columns: Iterable[Column]) -> dict[str, Array]:
-    """Joins the columns of some windows: one value per target or row, in the type of the schema."""
-    return {c.name: _joined([getattr(own, c.name) for own in answers], c.numpy_type) for c in columns}
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedAnswers:
     """Answers to some windows, column by column. All answers have the same columns."""
@@ -112,7 +106,8 @@ class PackedAnswers:
     def of(found: Sequence[tuple[int, Answers]]) -> PackedAnswers:
         answers = [own for _, own in found]
         first = answers[0]
-        columns = flat_columns(answers, (*BUILT_IN.chosen(first.columns), *chosen_divergences(first.divergences)))
+        given = (*BUILT_IN.chosen(first.columns), *chosen_divergences(first.divergences))
+        columns = {c.name: _joined([getattr(own, c.name) for own in answers], c.numpy_type) for c in given}
         for name in REQUESTED:
             if name not in columns and getattr(first, name) is not None:
                 columns[name] = np.concatenate([getattr(own, name) for own in answers])

@@ -288,9 +288,11 @@ def contradiction(columns: Mapping[str, Array]) -> str | None:
     if top is None or not len(top):
         return None
     logprob, entropy = columns["logprob"], columns.get("entropy")
-    if (bad := logprob > top + SLACK).any():
+    if np.maximum.reduce(logprob - top) > SLACK:
+        bad = logprob - top > SLACK
         return f"top logprob is {top[bad][0]:g}, below the logprob {logprob[bad][0]:g} of a token"
-    if entropy is not None and (bad := entropy < -top - SLACK).any():
+    if entropy is not None and np.minimum.reduce(entropy + top) < -SLACK:
+        bad = entropy + top < -SLACK
         return f"entropy is {entropy[bad][0]:g}, and top logprob {top[bad][0]:g}"
     return None
 

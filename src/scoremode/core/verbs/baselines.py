@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -88,7 +88,6 @@ class OpenBaseline:
 
     asked: Question
     folders: Folders
-    least_kl: float = field(default=0.0, kw_only=True)  # the smallest possible: below 0 if the baseline is not exact
 
     @property
     def missing(self) -> str | None:
@@ -163,8 +162,7 @@ def compare_with(beside: AbstractContextManager[OpenBaseline], candidate: LazyMo
 
 def _score(against: OpenBaseline, candidate: LazyModel, claim: runs.Claim) -> Run:
     rows = against.rows(candidate)
-    how: dict[str, Any] = {"with_kl": rows is not None, "least_kl": against.least_kl}
-    with UnfinishedRun(against.asked, against.engine(candidate), claim, against.folders.progress, **how) as run:
+    with UnfinishedRun(against.asked, against.engine(candidate), claim, against.folders.progress) as run:
         against.begin(run)
         for index, answers in run.answers(Wanted(against=rows)):
             against.keep()
@@ -419,7 +417,7 @@ class OpenLiveBaseline(OpenBaseline):
             return
         for index, answers, seconds in self._live.take_answers():
             if not self._unfinished.journal.done[index]:
-                check_answers(self.asked.plan, [(index, answers)])
+                check_answers(self.asked.plan, [(index, answers)], self._live.engine.facts.vocabulary)
                 self._unfinished.keep(index, answers, seconds)
 
     def facts(self, run: UnfinishedRun, candidate: LazyModel) -> dict[str, Any]:

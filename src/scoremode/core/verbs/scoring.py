@@ -73,9 +73,12 @@ def answered(
     columns: tuple[str, ...] | None = None
     engine.watch = None if progress is None else lambda tokens: progress(min(fed + tokens, total), total)
     coming = engine.score(source, ~waiting, want) if waiting.any() else iter(())
+    least_kl = getattr(want.against, "least_kl", 0.0)
     while found := _next_answers(coming, waiting, together):
-        check_answers(source, found)
+        check_answers(source, found, engine.facts.vocabulary, least_kl)
         for index, answers in found:
+            if want.against is not None and answers.kl is None:
+                raise EngineError(f"window {index} has no divergence", fix=FAULT)
             own = answers.columns
             columns = columns or own
             if own != columns:
@@ -176,23 +179,12 @@ class UnfinishedRun:
         engine: Engine,
         claim: runs.Claim,
         progress: Progress | None = None,
-        *,
-        with_kl: bool = False,
-        least_kl: float = 0.0,
     ) -> None:
-        """With ``with_kl``, every answer must have a divergence; ``least_kl`` is the smallest possible divergence."""
         check_fits(asked.plan, engine.facts.vocabulary, engine.facts.context_length)
         claim.begin()
         self.asked, self.engine, self.claim = asked, engine, claim
         self.progress = progress
-        self.journal = Journal(
-            claim.folder / runs.JOURNAL,
-            claim.identity,
-            asked.plan.target_counts,
-            with_kl=with_kl,
-            least_kl=least_kl,
-            vocabulary=engine.facts.vocabulary,
-        )
+        self.journal = Journal(claim.folder / runs.JOURNAL, claim.identity, asked.plan.target_counts)
         self._last = time.perf_counter()
 
     def __enter__(self) -> Self:

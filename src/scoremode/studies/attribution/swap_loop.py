@@ -25,7 +25,7 @@ import numpy as np
 from scoremode.core.disk.folders import ATTRIBUTION, PARTIAL_ATTRIBUTION
 from scoremode.core.disk.records import identity_in
 from scoremode.core.plan.plan import Plan
-from scoremode.core.scores.answers import Answers, check_answers, check_divergence, measured
+from scoremode.core.scores.answers import Answers, check_answers, measured
 from scoremode.core.store.resumable import Resumable
 from scoremode.core.verbs.progress import Progress, announce
 from scoremode.errors import EngineError, RunError
@@ -162,7 +162,6 @@ class SwapMeasurement:
             here = slice(int(plan.target_offsets[index]), int(plan.target_offsets[index + 1]))
             logprob[here], top[here] = answers.logprob[:, 0], measured(answers.top)
             if answers.kl is not None:
-                check_divergence(index, answers)
                 kl[here] = answers.kl
             fed += int(plan.lengths[index])
             if progress:

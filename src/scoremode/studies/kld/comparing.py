@@ -26,7 +26,7 @@ from scoremode.core.verbs.progress import announce
 from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.scoring import score_run
 from scoremode.errors import EngineError, InputError, ModelError, OptionError
-from scoremode.studies.kld.file import Coarseness, FileBaseline, KldFile, is_kld, least_divergence, read_scores
+from scoremode.studies.kld.file import Coarseness, FileBaseline, KldFile, is_kld, read_scores
 from scoremode.values import Bools
 
 NO_NOISE = {"noise_kl": None, "noise_perturbed": "a file cannot be computed in another way"}
@@ -65,8 +65,8 @@ class KldBaseline:
         run = self._run(file, asked, folders)
         # the effects of the baseline's 16 bits are noted with the candidate's numbers too
         notes = (*asked.plan.notes, *(f"baseline: {note}" for note in run.manifest["model_notes"]))
-        asked, least = replace(asked, plan=replace(asked.plan, notes=notes)), least_divergence(file.layout.vocabulary)
-        yield OpenStoredBaseline(asked, folders, run, lambda: FileBaseline(file), NO_NOISE, least_kl=least)
+        asked = replace(asked, plan=replace(asked.plan, notes=notes))
+        yield OpenStoredBaseline(asked, folders, run, lambda: FileBaseline(file), NO_NOISE)
 
     def _run(self, file: KldFile, asked: Question, folders: Folders) -> Run:
         doubts = (*_notes_on_start(file, asked.subject), *asked.corpus.notes)

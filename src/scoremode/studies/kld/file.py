@@ -142,6 +142,7 @@ class FileBaseline(StoredDistributions):
     def __init__(self, file: KldFile, chunks: Ints | None = None) -> None:
         self.file: KldFile = file
         self.vocabulary, self.chunks = file.layout.vocabulary, chunks
+        self.least_kl = least_divergence(self.vocabulary)
 
     @classmethod
     def at(cls, where: str) -> FileBaseline:
