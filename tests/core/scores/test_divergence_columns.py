@@ -12,13 +12,13 @@ import torch
 
 import scoremode as sm
 from scoremode.core.engine.base import Wanted
-from scoremode.core.scores.answers import Answers, Window
-from scoremode.core.scores.packing import PackedAnswers, from_message, read_divergences, to_message
+from scoremode.core.scores.answers import Answers
+from scoremode.core.scores.packing import PackedAnswers, read_divergences
 from scoremode.core.scores.schema import BUILT_IN, DIVERGENCE
 from scoremode.core.statistics.comparison import comparison_statistics
 from scoremode.core.store.runs import SCORES
 from scoremode.engines.table.engine import TableEngine
-from scoremode.errors import EngineError, InputError
+from scoremode.errors import EngineError
 from scoremode.head.divergence import define_divergence
 from tests.partial_engine import LOGITS
 
@@ -94,19 +94,12 @@ def answers() -> Answers:
     return Answers(np.zeros((3, 1))).apart({**columns, "same_first": np.array([5, 0, 2], np.int32)})
 
 
-WINDOW = Window(np.arange(4, dtype=np.int32), np.arange(3, dtype=np.int32), np.ones((3, 1), np.int32))
-
-
 @pytest.mark.parametrize("gone", [(), ("kl_reverse",), ("kl_reverse", "total_variation", "same_first")])
-def test_a_message_has_those_that_were_measured(gone: tuple[str, ...]) -> None:
-    sent = PackedAnswers.of([(0, answers().apart(dict.fromkeys(gone)))])
-    read = from_message(to_message(sent), PackedAnswers)
-    ((_, found),) = read.answers()
+def test_a_replica_sends_those_that_were_measured(gone: tuple[str, ...]) -> None:
+    ((_, found),) = PackedAnswers.of([(0, answers().apart(dict.fromkeys(gone)))]).answers()
     assert found.divergences == tuple(name for name in NAMES if name not in gone)
     for name in found.divergences:
         np.testing.assert_array_equal(getattr(found, name), getattr(answers(), name))
-    with pytest.raises(InputError, match="wrong columns"):
-        read.check([WINDOW])  # a service measures none
 
 
 def test_words_of_workers_that_measure_kl_alone() -> None:

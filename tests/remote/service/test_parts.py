@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scoremode.core.engine.messages import Asked, TooLargeError, answer_message
+from scoremode.core.engine.messages import TooLargeError, answer_message
 from scoremode.core.scores.answers import Answers, Window, WindowList
 from scoremode.core.scores.packing import VERSION
 from scoremode.core.text.tokenizer import ByteTokenizer
@@ -168,11 +168,3 @@ def test_a_body_that_is_too_large_is_not_read_to_its_end(declared: str | None, r
     with pytest.raises(TooLargeError, match="more than 100 bytes"):
         asyncio.run(body_of(sending, 100))
     assert sending.read == read
-
-
-def test_too_many_windows_are_refused_before_they_are_made() -> None:
-    none = np.zeros(0, np.int32)
-    data = Asked((Window(none, none, np.zeros((0, 0), np.int32)),) * 5).to_bytes()
-    assert len(Asked.from_bytes(data, 5).windows) == 5
-    with pytest.raises(TooLargeError, match="5 windows"):
-        Asked.from_bytes(data, 4)

@@ -1,7 +1,7 @@
-"""Packs windows and answers as a few flat arrays, the only form in which they go to other processes and machines.
+"""Packs windows and answers for other processes and machines.
 
-``PackedWindows``   many windows: to replicas inside a WindowSubset, to a service inside a message
-``PackedAnswers``   answers to many windows, column by column: back from replicas and services
+``PackedWindows``   many windows as a few flat arrays: to replicas inside a WindowSubset
+``PackedAnswers``   answers to many windows, column by column: back from replicas
 ``to_message``      typed values that contain arrays, as bytes for a network
 ``lines``           answers as rows of int32 words, because some engines' workers can return nothing else
 
@@ -78,19 +78,6 @@ class PackedWindows:
         targets = self.targets[_between(self.target_ends, index)].reshape(len(rows), int(self.widths[index]))
         return Window(self.ids[_between(self.id_ends, index)], rows, targets)
 
-    def check(self) -> None:
-        """Refuses arrays that do not fit each other: anybody may have sent them. Ids and rows are not checked here."""
-        sizes = ((self.ids, self.id_ends), (self.rows, self.row_ends), (self.targets, self.target_ends))
-        for flat, ends in sizes:
-            if flat.ndim != 1 or ends.shape != self.widths.shape or ends.ndim != 1:
-                raise InputError("the arrays of a request do not have one number per window", fix=AGAIN)
-            inside = bool(((ends >= 0) & (ends <= len(flat))).all())  # first: differences of huge numbers overflow
-            if not inside or (np.diff(ends, prepend=0) < 0).any() or int(ends[-1] if len(ends) else 0) != len(flat):
-                raise InputError("the windows of a request do not end where its arrays do", fix=AGAIN)
-        counts, rows = np.diff(self.target_ends, prepend=0), np.diff(self.row_ends, prepend=0)
-        if (self.widths < 0).any() or (self.widths >= 1 << 31).any() or (counts != rows * self.widths).any():
-            raise InputError("targets has not one entry for each target of each row", fix=AGAIN)
-
 
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,31 +111,6 @@ class PackedAnswers:
                 part = column[_between(cells if name in of_targets else rows, i)].copy()
                 found[name] = part.reshape(shape) if name in of_targets else part
             yield window, Answers(**found)
-
-    def check(self, windows: Sequence[Window]) -> None:
-        """Refuses a server's answers if they are about other windows, or if a column has a wrong type or length."""
-        shapes = np.array([w.targets.shape for w in windows], np.int64).reshape(-1, 2)
-        given = BUILT_IN.chosen(self.columns)
-        names = [column.name for column in given]
-        if set(names) != self.columns.keys() or BUILT_IN.set_problem(names):
-            have = harmless(", ".join(self.columns))[:200]
-            raise InputError(f"the answers have the wrong columns, {have}", fix="send it again")
-        expected = (np.arange(len(windows)), shapes[:, 0], shapes[:, 1])
-        if not all(map(np.array_equal, (self.windows, self.rows, self.widths), expected)):
-            raise InputError("it is about other windows", fix="send it again")
-        lengths = {"target": int((self.rows * self.widths).sum()), "row": int(self.rows.sum())}
-        for column in given:
-            found = self.columns[column.name]
-            if found.dtype != column.numpy_type or found.shape != (lengths[column.per],):
-                what = f"{column.name} has {found.shape} of {found.dtype} instead of {lengths[column.per]}"
-                raise InputError(f"its {what}", fix="send it again")
-
-    @staticmethod
-    def most_bytes(windows: Sequence[Window]) -> int:
-        """Returns the largest size in bytes that the arrays of a correct answer to these windows may have."""
-        sizes = {per: sum(8 for c in BUILT_IN.scores if c.per == per) for per in ("target", "row")}
-        room = sum(sizes["target"] * w.targets.size + sizes["row"] * len(w.rows) for w in windows)
-        return room + 24 * len(windows)
 
 
 class AnswerPacker:
@@ -208,7 +170,7 @@ def read_divergences(words: Words) -> dict[str, Array]:
 
 # ── messages ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 MAGIC = b"SCOREMOD"
-VERSION = 2
+VERSION = 3
 CONTENT_TYPE = "application/x-scoremode"
 START = struct.Struct("<8sI")  # magic, version
 TYPES = frozenset({"<i4", "<i8", "<f8"})  # types of arrays

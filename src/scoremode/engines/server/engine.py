@@ -17,10 +17,9 @@ import numpy as np
 
 from scoremode.core.engine.base import SCORES, Engine, EngineFacts, Wanted
 from scoremode.core.engine.batching import in_groups
-from scoremode.core.engine.messages import Asked, read_answers
+from scoremode.core.engine.messages import Asked, most_bytes, read_answers
 from scoremode.core.scores import parquet
 from scoremode.core.scores.answers import Answers, Window, WindowSource
-from scoremode.core.scores.packing import PackedAnswers
 from scoremode.engines.server.checks import Description, SameServer, changed, probe, probe_ids, require_own_scores
 from scoremode.engines.server.forms import names_in
 from scoremode.engines.server.link import SMALL, Link
@@ -252,8 +251,8 @@ class ServiceEngine(RequestEngine):
         if chosen:
             yield batch()
 
-    def _answers(self, link: Link, asked: Asked) -> list[Answers]:
-        largest = SMALL + PackedAnswers.most_bytes(asked.windows)
+    def _answers(self, link: Link, asked: Asked) -> Sequence[Answers]:
+        largest = SMALL + most_bytes(asked.windows)
         reply = link.post(f"{SERVICE}/score", asked.to_bytes(), largest=largest, binary=True)
         if not reply.good:
             raise EngineError(

@@ -114,7 +114,7 @@ class ScoreEndpoint:
         if kind not in (CONTENT_TYPE, "application/json"):
             return _refusal(415, InputError(f"this is not {CONTENT_TYPE} or JSON", fix="set Content-Type"))
         body, in_json = await body_of(request, MOST_BYTES), kind == "application/json"
-        asked = asked_in_json(body) if in_json else Asked.from_bytes(body, MOST_WINDOWS)
+        asked = asked_in_json(body) if in_json else Asked.from_bytes(body)
         answers = await scorer.score(asked)
         if in_json:
             return Response(answers_in_json(answers), media_type="application/json")
