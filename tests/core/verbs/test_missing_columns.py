@@ -155,7 +155,7 @@ def test_columns_that_were_not_measured_are_null_with_their_type(given: Given, f
 
 def test_a_run_has_the_columns_that_were_measured_and_none_in_place_of_others(given: Given, full: sm.Run) -> None:
     columns, run = given
-    for scores in (sm.load(str(run.path)).scores, replace(run.scores), run.scores.rows(0, len(run.scores))):
+    for scores in (sm.load(str(run.path)).scores, replace(run.scores)):
         assert [name for name in COLUMNS if scores.has(name)] == ["logprob", *columns]
         for name in COLUMNS:
             found, known = getattr(scores, name), getattr(full.scores, name)
@@ -184,26 +184,15 @@ def test_a_metric_that_was_not_measured_is_an_error_that_says_so(tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", [*ALL, "top_text", "logprob", "id"])
-@pytest.mark.parametrize("counted", [True, False])
-def test_a_column_that_is_null_in_some_rows_is_refused(full: sm.Run, tmp_path: Path, name: str, counted: bool) -> None:
-    """Whether the file counts its nulls or leaves that to the reader."""
+def test_a_column_that_is_null_in_some_rows_is_refused(full: sm.Run, tmp_path: Path, name: str) -> None:
     table = full.to_arrow()
     values = [None, *table.column(name).to_pylist()[1:]]
     index, field = table.column_names.index(name), table.schema.field(name)
     column = pa.array(values, type=pa.string() if name == "top_text" else field.type)
     changed = table.set_column(index, name, column.dictionary_encode() if name == "top_text" else column)
-    pq.write_table(changed, tmp_path / "torn.parquet", write_statistics=counted)
+    pq.write_table(changed, tmp_path / "torn.parquet")
     with pytest.raises(RunError, match=f"its column {name} is null in"):
         ColumnFile(tmp_path / "torn.parquet").read(name)
-
-
-def test_a_first_choice_without_its_probability_is_refused(full: sm.Run, tmp_path: Path) -> None:
-    table = full.to_arrow()
-    index = table.column_names.index("top_logprob")
-    changed = table.set_column(index, "top_logprob", pa.nulls(table.num_rows, pa.float64()))
-    pq.write_table(changed, tmp_path / "half.parquet")
-    with pytest.raises(RunError, match="only some of top, top_logprob, top_text were measured"):
-        ColumnFile(tmp_path / "half.parquet")
 
 
 # ── for people ───────────────────────────────────────────────────────────────────────────────────────────────────────

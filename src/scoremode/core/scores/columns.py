@@ -66,10 +66,6 @@ class Scores(LazyColumns, ScoreColumns):
         stored = getattr(self, "_stored", None)
         return len(self.logprob) if stored is None else stored.rows
 
-    def rows(self, begin: int, end: int) -> Scores:
-        """The scores of consecutive targets."""
-        return Scores(**{name: column[begin:end] for name, column in self.columns()})
-
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Divergences(LazyColumns, DivergenceColumns):

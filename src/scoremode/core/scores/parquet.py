@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from scoremode.core.scores.columns import CodedTexts, Divergences, Scores, TargetFacts
-from scoremode.core.scores.schema import BUILT_IN, DIVERGENCE, FACTS, Column, chosen_divergences
-from scoremode.errors import RunError, harmless
+from scoremode.core.scores.schema import BUILT_IN, DIVERGENCE, FACTS, Column
+from scoremode.errors import RunError
 
 TEXTS = frozenset(column.name for column in FACTS if column.dtype == "text")
 
@@ -118,26 +118,13 @@ def write(file: IO[bytes], rows: RunRows) -> None:
     pq.write_table(to_arrow(*rows), file, compression="zstd")
 
 
-def columns_problem(path: Path) -> str | None:
-    """Why a Parquet file cannot be the columns of a run, in words; None if it can."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+def is_column_file(path: Path) -> bool:
+    """Are these the columns of a run?"""
     try:
-        with pa.OSFile(os.fsencode(path)) as file:  # a name need not be UTF-8
-            found = pq.read_schema(file)
-        types = {name: str(found.field(name).type) for name in found.names}
-    except (pa.ArrowException, KeyError, OSError, ValueError) as error:
-        return f"it is not Parquet: {harmless(' '.join(str(error).split()))[:100]}"
-    for column in (*FACTS, *BUILT_IN.scores, *chosen_divergences(types)):
-        if column.name not in types and not column.always:
-            continue
-        kind = types.get(column.name, "absent")
-        if column.dtype == "text" and "string" not in kind:
-            return f"its column {column.name} is {kind}"
-        if column.dtype != "text" and kind != str(pa.from_numpy_dtype(column.numpy_type)):
-            return f"its column {column.name} is {kind}"
-    return None
+        ColumnFile(path)
+    except RunError:
+        return False
+    return True
 
 
 class ColumnFile:
@@ -154,38 +141,21 @@ class ColumnFile:
             raise self._unreadable(error) from None
         self.rows: int = self._file.metadata.num_rows
         self.names: list[str] = self._file.schema_arrow.names
-        columns = (*FACTS, *BUILT_IN.scores)
-        absent = [column for column in columns if column.name not in self.names]
-        for column in absent:
-            if column.always:
+        columns = (*FACTS, *BUILT_IN.scores, *DIVERGENCE)
+        absent = {column.name for column in columns if column.name not in self.names}
+        for column in (*FACTS, *BUILT_IN.scores):
+            if column.always and column.name in absent:
                 raise self._unreadable(f"it has no column {column.name}")
-        left_out = {column.name for column in (*columns, *DIVERGENCE) if column.name not in self.names}
-        empty = {c.name for c in columns if c.optional and c not in absent and self._is_null(c.name)}
-        self.not_measured = frozenset(left_out | empty)
-        for word in {column.together for column in columns if column.together}:
-            joint = [column.name for column in (*BUILT_IN.scores, *FACTS) if column.together == word]
-            if 0 < len(self.not_measured.intersection(joint)) < len(joint):
-                raise self._unreadable(f"only some of {', '.join(joint)} were measured")
-
-    def _statistics(self, name: str) -> list[Any]:
-        """What the file itself says about a column: one entry for each row group."""
-        metadata = self._file.metadata
-        index = [metadata.schema.column(i).path for i in range(metadata.num_columns)].index(name)
-        return [metadata.row_group(group).column(index).statistics for group in range(metadata.num_row_groups)]
+        empty = {c.name for c in columns if c.optional and c.name not in absent and self._is_null(c.name)}
+        self.not_measured = frozenset(absent | empty)
 
     def _is_null(self, name: str) -> bool:
-        """Is the column null in every row? RunError if only in some rows. ``read`` checks it again."""
-        import pyarrow as pa
-
-        try:
-            found = self._statistics(name)
-            is_known = all(own is not None and own.has_null_count for own in found)
-            nulls = sum(own.null_count for own in found) if is_known else self._table(name).null_count
-        except (pa.ArrowException, ValueError, OSError) as error:
-            raise self._unreadable(error) from None
-        if nulls not in (0, self.rows):
-            raise self._unreadable(f"its column {name} is null in {nulls} of {self.rows} rows")
-        return bool(nulls)
+        """Is the column null in every row? The file itself says it for each of its row groups."""
+        metadata, place = self._file.metadata, self._file.schema_arrow.get_field_index(name)
+        groups = (metadata.row_group(group).column(place) for group in range(metadata.num_row_groups))
+        return self.rows > 0 and all(
+            (said := own.statistics) is not None and said.null_count == own.num_values for own in groups
+        )
 
     def read(self, name: str) -> npt.NDArray[Any] | None:
         """A whole column; None: it was not measured."""

@@ -42,7 +42,7 @@ class Claim(Resumable[Run]):
     def _data(self) -> Mapping[str, Mark]:
         names = filter(is_reference_file, os.listdir(self.folder)) if self.folder.is_dir() else ()
         marks: dict[str, Mark] = dict.fromkeys(names, lambda _: is_reference(self.folder) or self._is_begun())
-        return {SCORES: lambda path: parquet.columns_problem(path) is None, **marks}
+        return {SCORES: parquet.is_column_file, **marks}
 
     def _is_begun(self) -> bool:
         return identity_in(self.folder / JOURNAL) is not None
