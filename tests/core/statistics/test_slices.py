@@ -6,7 +6,6 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ import scoremode as sm
 from scoremode.core.scores.answers import measured
 from scoremode.core.scores.columns import Divergences
 from scoremode.core.statistics.comparison import Comparison
-from scoremode.core.verbs import question
 from scoremode.reports.html.page import render
 from scoremode.reports.parts import comparison_parts
 from tests.command_line import Command, Refused
@@ -141,20 +139,6 @@ def test_a_reference_brings_its_slices_and_candidates_may_have_others(tiny: Path
     assert sm.compare(str(tmp_path / "without"), str(tiny))[0].by_slice() == []
     found = sm.compare(str(tmp_path / "without"), str(tiny), slice=THINK)[0]
     assert [row.name for row in found.by_slice()] == ["thinking", "rest"]
-    less = sm.compare(str(tmp_path / "with"), str(tiny), num_samples=3)[0]
-    assert [row.name for row in less.by_slice()] == ["thinking", "rest"]
-    assert less.baseline.by_slice()["rest"]["mean_nll"].groups == 3
-
-
-def test_a_long_text_has_the_same_slices(texts: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def answer() -> tuple[Any, list[str]]:
-        run = sm.ppl("table:uniform", corpus=texts, slice=THINK, fresh=True)
-        return run.by_slice(), list(measured(run.facts.slice))
-
-    short = answer()
-    monkeypatch.setattr(question, "STORED_FROM", 0)
-    assert answer() == short  # tokens are cut and kept
-    assert answer() == short  # and read
 
 
 def test_tables_and_the_page_show_slices(compared: Comparison, texts: str, command: Command, tmp_path: Path) -> None:

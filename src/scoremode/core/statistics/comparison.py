@@ -26,7 +26,6 @@ from scoremode.core.statistics.equivalence import Equivalence, answer_change, an
 from scoremode.core.statistics.estimate import quantiles, square_root
 from scoremode.core.statistics.paired import (
     PairedMeans,
-    PairedRows,
     PairedRuns,
     Values,
     log_ppl_ratio,
@@ -48,7 +47,8 @@ def needs_whole_divergence(names: Iterable[str]) -> bool:
 
 def _missing(runs: PairedRuns) -> set[str]:
     """What a statistic may need and was not measured."""
-    known = {*runs.divergences.measured, *["top"] * runs.has_top, *["noise"] * (runs.noise_kl is not None)}
+    top, noise = runs.same_first_choice is not None, runs.noise_kl is not None
+    known = {*runs.divergences.measured, *["top"] * top, *["noise"] * noise}
     return {*(column.name for column in DIVERGENCE), "top", "noise"} - known
 
 
@@ -72,7 +72,7 @@ def _kl_quantile(name: str, about: str = "a quantile of KL over targets, nats", 
 
 def _delta_p_quantile(name: str) -> PlainStatistic:
     def of(means: PairedMeans) -> float:
-        return means.quantiles("delta_p", means.rows.delta_p, DELTA_P_QUANTILES)[name]
+        return means.quantiles("delta_p", means.runs.delta_p, DELTA_P_QUANTILES)[name]
 
     return _plain("a quantile of q - p over targets", of)
 
@@ -87,15 +87,15 @@ def _noise_mean(means: PairedMeans) -> float | None:
 
 
 # ── the declarations ─────────────────────────────────────────────────────────────────────────────────────────────────
-def _worse(b: PairedRows) -> Any:
+def _worse(b: PairedRuns) -> Any:
     return b.cand < b.base
 
 
-def _squared_delta_p(b: PairedRows) -> Floats:
+def _squared_delta_p(b: PairedRuns) -> Floats:
     return b.delta_p**2
 
 
-def _squared_move(b: PairedRows) -> Floats:
+def _squared_move(b: PairedRuns) -> Floats:
     return b.moved**2
 
 
@@ -143,10 +143,10 @@ class ComparisonNumbers:
         label="Bits/byte",
     )
     zero_probability_baseline = _plain(
-        "targets that the baseline thinks impossible", lambda means: _zeros(means.rows.base)
+        "targets that the baseline thinks impossible", lambda means: _zeros(means.runs.base)
     )
     zero_probability_candidate = _plain(
-        "targets that the candidate thinks impossible", lambda means: _zeros(means.rows.cand)
+        "targets that the candidate thinks impossible", lambda means: _zeros(means.runs.cand)
     )
     ppl_ratio = Statistic(
         about="perplexity divided by the baseline's",
@@ -184,7 +184,7 @@ class ComparisonNumbers:
         choice="KL",
         axis="mean KL, nats per token",
     )
-    kl_infinite = _plain("targets with infinite KL", lambda means: int(np.isinf(means.rows.kl).sum()), needs="kl")
+    kl_infinite = _plain("targets with infinite KL", lambda means: int(np.isinf(means.runs.kl).sum()), needs="kl")
     kl_median = _kl_quantile(
         "median", "half of the tokens moved less", label="KL median", column=TerminalColumn("KL median", 2)
     )
@@ -227,7 +227,7 @@ class ComparisonNumbers:
     )
     delta_logprob_max = _plain(
         "the largest |ln q - ln p|",
-        lambda means: float(np.abs(means.rows.moved).max()) if len(means.rows.moved) else None,
+        lambda means: float(np.abs(means.runs.moved).max()) if len(means.runs.moved) else None,
         better="low",
     )
     delta_p_mean = Statistic(about="mean of q - p", mean=lambda b: b.delta_p, ranks=1)
@@ -254,7 +254,7 @@ class ComparisonNumbers:
     delta_p_max = _delta_p_quantile("max")
     same_top = Statistic(
         about="share of tokens with the same first choice",
-        mean=lambda b: measured(b.base_top) == measured(b.cand_top),
+        mean=lambda b: measured(b.same_first_choice),
         range="share",
         needs="top",
         ranks=1,
@@ -429,11 +429,6 @@ def comparison_statistics(c: Comparison) -> dict[str, Any]:
     0.0312
     """
     return c.statistics()
-
-
-def fields_between_runs(s: Statistic, means: PairedMeans) -> dict[str, Any]:
-    """The fields of one statistic of two runs; None for a value that does not exist, is infinite or is undefined."""
-    return s.as_fields(_between_runs(s, means))
 
 
 def _between_runs(s: Statistic, means: PairedMeans) -> Any:

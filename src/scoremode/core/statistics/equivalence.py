@@ -29,7 +29,7 @@ import numpy as np
 
 from scoremode.core.statistics.estimate import LEVEL, GroupSums, ratio, with_error_fields
 from scoremode.core.statistics.groups import FEWEST, are_blocks, of_blocks
-from scoremode.core.statistics.paired import PairedMeans, PairedRows, PairedRuns
+from scoremode.core.statistics.paired import PairedMeans, PairedRuns
 from scoremode.core.store.run import Run
 from scoremode.errors import OptionError
 from scoremode.values import Bools, Estimate, Floats, Ints
@@ -44,13 +44,13 @@ def answer_targets(*runs: Run) -> Bools | None:
     return None if labels is None else np.array([label == ANSWER for label in labels], np.bool_)
 
 
-def answer_change(b: PairedRows) -> Floats:
+def answer_change(b: PairedRuns) -> Floats:
     """The changes of the targets that are known to be right; 0 for the others."""
     change: Floats = b.cand - b.base
     return change if b.answer is None else np.where(b.answer, change, 0.0)
 
 
-def is_answer(b: PairedRows) -> Floats:
+def is_answer(b: PairedRuns) -> Floats:
     """1 for a target that is known to be right."""
     return np.ones(len(b.base)) if b.answer is None else b.answer.astype(np.float64)
 
@@ -76,15 +76,14 @@ def change_per_document(runs: PairedRuns) -> Estimate:
     A document without a target that is known to be right is not counted. The error is over the groups of the runs; over
     documents, if a group is only a part of a document.
     """
-    rows = runs.rows
     documents, index = np.unique(runs.baseline.facts.document, return_inverse=True)
     changes, answers = GroupSums(len(documents)), GroupSums(len(documents))
-    changes.add(index, answer_change(rows), np.ones(len(index)))
-    answers.add(index, is_answer(rows), np.ones(len(index)))
+    changes.add(index, answer_change(runs), np.ones(len(index)))
+    answers.add(index, is_answer(runs), np.ones(len(index)))
     first = np.full(len(documents), np.iinfo(np.int64).max)
     last = np.full(len(documents), -1)
-    np.minimum.at(first, index, rows.groups)
-    np.maximum.at(last, index, rows.groups)
+    np.minimum.at(first, index, runs.groups)
+    np.maximum.at(last, index, runs.groups)
     groups: Ints = first if np.array_equal(first, last) else np.arange(len(documents))
     counted = answers.numerator > 0
     _, of_document = np.unique(groups[counted], return_inverse=True)

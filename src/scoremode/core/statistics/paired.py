@@ -18,40 +18,7 @@ from scoremode.core.plan.recipes import methods
 from scoremode.core.scores.columns import Divergences
 from scoremode.core.statistics.estimate import GroupSums, exponential, quantiles, ratio, transformed, with_bounds
 from scoremode.core.store.run import Run
-from scoremode.errors import RunError
-from scoremode.values import Bools, Estimate, Floats, Ids, Ints, Range, change
-
-
-@dataclass(frozen=True, eq=False)
-class PairedRows:
-    """The targets of two runs under both models."""
-
-    base: Floats  # (n,) log-probabilities
-    cand: Floats  # (n,)
-    base_top: Ids | None  # (n,)
-    cand_top: Ids | None  # (n,)
-    divergences: Divergences  # (n,) each
-    weight: Floats  # (n,)
-    groups: Ints  # (n,)
-    answer: Bools | None = None  # (n,) targets that are part of an answer; None: the text has no slices
-
-    @property
-    def kl(self) -> Floats | None:
-        return self.divergences.kl
-
-    @cached_property
-    def delta_p(self) -> Floats:
-        found: Floats = np.exp(self.cand) - np.exp(self.base)
-        return found
-
-    @cached_property
-    def moved(self) -> Floats:
-        """The differences ln q - ln p. A target of probability zero under both models has not moved."""
-        return change(self.cand, self.base)
-
-
-Values = Callable[[PairedRows], Floats | Bools]
-"""A number per target."""
+from scoremode.values import Bools, Estimate, Floats, Ints, Range, change
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,39 +40,42 @@ class PairedRuns:
         return self.divergences.kl
 
     @property
-    def has_top(self) -> bool:
-        """Did both runs measure the first choices of their models?"""
-        return self.baseline.scores.has("top") and self.candidate.scores.has("top")
-
-    @property
     def averages_documents(self) -> bool:
         """Is the method's perplexity the arithmetic mean of the documents' perplexities?"""
         method = methods().found.get(self.baseline.manifest["method"])
         return method is not None and method.average == "document"
 
+    @property
+    def base(self) -> Floats:
+        """The log-probabilities of the targets under the baseline, (n,)."""
+        return self.baseline.scores.logprob
+
+    @property
+    def cand(self) -> Floats:
+        """The log-probabilities of the targets under the candidate, (n,)."""
+        return self.candidate.scores.logprob
+
     @cached_property
-    def rows(self) -> PairedRows:
-        """All targets in order. Raises RunError for NaN or unequal lengths."""
-        base, cand = self.baseline.scores, self.candidate.scores
-        numbers = {"weight": self.weight, **dict(self.divergences.columns())}
-        numbers |= {"the baseline": base.logprob, "the candidate": cand.logprob}
-        for name, values in {**numbers, **({} if self.answer is None else {"answer": self.answer})}.items():
-            if len(values) != len(self.groups):
-                raise RunError(
-                    f"{self.name}: {name} has {len(values)} targets instead of {len(self.groups)}",
-                    fix="compare runs of one plan",
-                )
-        for name, values in {**numbers, "noise_kl": np.zeros(0) if self.noise_kl is None else self.noise_kl}.items():
-            if np.isnan(values).any():
-                raise RunError(f"{self.name}: {name} contains NaN", fix="score again with --fresh")
-        tops = base.top, cand.top
-        return PairedRows(base.logprob, cand.logprob, *tops, self.divergences, self.weight, self.groups, self.answer)
+    def same_first_choice(self) -> Bools | None:
+        """Of which targets do both models have the same first choice, (n,)? None if one did not tell it."""
+        tops = self.baseline.scores.top, self.candidate.scores.top
+        return None if tops[0] is None or tops[1] is None else tops[0] == tops[1]
+
+    @cached_property
+    def delta_p(self) -> Floats:
+        found: Floats = np.exp(self.cand) - np.exp(self.base)
+        return found
+
+    @cached_property
+    def moved(self) -> Floats:
+        """The differences ln q - ln p. A target of probability zero under both models has not moved."""
+        return change(self.cand, self.base)
 
     def document_sums(self) -> GroupSums:
         """Returns each document's perplexity under the candidate (numerator) and under the baseline (denominator)."""
         documents, index = np.unique(self.baseline.facts.document, return_inverse=True)
         perplexities = []
-        for logprob in (self.rows.cand, self.rows.base):
+        for logprob in (self.cand, self.base):
             sums = GroupSums(len(documents))
             sums.add(index, -logprob, np.ones(len(index)))
             with np.errstate(over="ignore", invalid="ignore"):
@@ -116,6 +86,10 @@ class PairedRuns:
         return found
 
 
+Values = Callable[[PairedRuns], Floats | Bools]
+"""A number per target."""
+
+
 class PairedMeans:
     """Means over all targets of two runs; each is computed once."""
 
@@ -124,23 +98,19 @@ class PairedMeans:
         self._sums: dict[Values, GroupSums] = {}
         self._quantiles: dict[str, dict[str, float]] = {}
 
-    @property
-    def rows(self) -> PairedRows:
-        return self.runs.rows
-
     @cached_property
     def _groups(self) -> tuple[Ints, GroupSums]:
         """The place of each target's group, and the sums of weights; an empty group would count, so there is none."""
         numbers, index = np.unique(self.runs.groups, return_inverse=True)
         weights = GroupSums(len(numbers))
-        weights.add(index, self.rows.weight, self.rows.weight)
+        weights.add(index, self.runs.weight, self.runs.weight)
         return index, weights
 
     def sums(self, values: Values) -> GroupSums:
         if values not in self._sums:
             index, weights = self._groups
             found = GroupSums(len(weights.indices), shares=weights)
-            found.add(index, values(self.rows) * self.rows.weight, None)
+            found.add(index, values(self.runs) * self.runs.weight, None)
             self._sums[values] = found
         return self._sums[values]
 
@@ -162,21 +132,21 @@ class PairedMeans:
 
 def mean_differences(runs: Sequence[PairedRuns], pairs: Sequence[tuple[int, int]], values: Values) -> list[Estimate]:
     """Returns the mean difference, target by target, of each pair of candidates (by their indices)."""
-    weighted = {i: values(runs[i].rows) * runs[i].weight for i in {index for pair in pairs for index in pair}}
+    weighted = {i: values(runs[i]) * runs[i].weight for i in {index for pair in pairs for index in pair}}
     groups = np.unique(runs[pairs[0][0]].groups, return_inverse=True)[1] if pairs else np.zeros(0, np.int64)
     return [ratio(weighted[i] - weighted[j], runs[i].weight, groups) for i, j in pairs]
 
 
 # ── perplexities ──────────────────────────────────────────────────────────────────────────────────────────────────────
-def nll_added(b: PairedRows) -> Floats:
+def nll_added(b: PairedRuns) -> Floats:
     return b.base - b.cand
 
 
-def nll_of_baseline(b: PairedRows) -> Floats:
+def nll_of_baseline(b: PairedRuns) -> Floats:
     return -b.base
 
 
-def nll_of_candidate(b: PairedRows) -> Floats:
+def nll_of_candidate(b: PairedRuns) -> Floats:
     return -b.cand
 
 
@@ -225,7 +195,7 @@ def ppl_difference(means: PairedMeans) -> Estimate:
     if not math.isfinite(value):
         return Estimate(math.nan, None, cand.n, cand.groups)
 
-    def moves(b: PairedRows) -> Floats:
+    def moves(b: PairedRuns) -> Floats:
         return ppl_cand * (-b.cand - cand.value) - ppl_base * (-b.base - base.value)
 
     around_zero = means.mean(moves)

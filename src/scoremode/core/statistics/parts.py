@@ -78,20 +78,20 @@ def paired_means(runs: PairedRuns, part: Ints, makers: Sequence[Callable[..., P]
 
     A part without a target is left out.
     """
-    its = runs.rows
     with np.errstate(invalid="ignore"):
-        delta = its.cand - its.base
-    is_finite = np.isfinite(delta) if its.kl is None else np.isfinite(delta) & np.isfinite(its.kl)
+        delta = runs.cand - runs.base
+    is_finite = np.isfinite(delta) if runs.kl is None else np.isfinite(delta) & np.isfinite(runs.kl)
     columns: list[Column] = [(delta, "any"), (~is_finite, "share")]
-    if its.kl is not None:
-        columns.append((its.kl, "positive"))
-    if runs.has_top:
-        columns.append((measured(its.base_top) == measured(its.cand_top), "share"))
+    if runs.kl is not None:
+        columns.append((runs.kl, "positive"))
+    if runs.same_first_choice is not None:
+        columns.append((runs.same_first_choice, "share"))
     rows = []
     means = means_by_part(columns, part, runs.groups, len(makers))
     for make, (delta_logprob, omitted, *more) in zip(makers, means, strict=True):
         if omitted.n:
-            kl, same_top = more[0] if its.kl is not None else None, more[-1] if runs.has_top else None
+            kl = None if runs.kl is None else more[0]
+            same_top = None if runs.same_first_choice is None else more[-1]
             unbounded = round(omitted.value * omitted.n)
             rows.append(make(kl=kl, delta_logprob=delta_logprob, same_top=same_top, unbounded=unbounded))
     return rows

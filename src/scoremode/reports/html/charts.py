@@ -40,7 +40,7 @@ class Series:
 def delta_logprob(c: Comparison) -> Floats:
     """The nats by which each token became likelier; NaN if both models give it probability zero."""
     with np.errstate(invalid="ignore"):
-        found: Floats = c.rows.cand - c.rows.base
+        found: Floats = c.cand - c.base
     return found
 
 

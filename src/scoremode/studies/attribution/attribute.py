@@ -109,10 +109,9 @@ def attribute(
         )
         if compared.baseline.plan_digest != asked.plan.digest:
             raise InputError(f"{name} was served with other windows", fix="give --context-length")
-        rows = compared.rows
-        if rows.kl is None or rows.base_top is None or rows.cand_top is None:
+        if compared.kl is None or compared.same_first_choice is None:
             raise InputError(f"the engine of {compared.name} gives no KL", fix="leave --engine out")
-        damage = cells.sums(rows.kl, rows.moved, rows.base_top == rows.cand_top)
+        damage = cells.sums(compared.kl, compared.moved, compared.same_first_choice)
         return replace(measured, served=damage, served_by=compared.candidate.manifest["engine"])
 
     with closing(own.prepare()) as model:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from scoremode.core.scores.answers import measured
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.statistics.estimate import finite_or_none
 from scoremode.core.statistics.run import LlamacppMean
@@ -25,21 +24,19 @@ def llamacpp_statistics(c: Comparison) -> dict[str, float | None]:
     computed in float32, as in llama.cpp, which prints none of this below 100 targets. Names: ``kld_99.9%``,
     ``delta_p_50%``, ….
     """
-    rows = c.rows
-    n, candidate, baseline = len(rows.groups), LlamacppMean(-rows.cand), LlamacppMean(-rows.base)
+    n, candidate, baseline = len(c.groups), LlamacppMean(-c.cand), LlamacppMean(-c.base)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        delta_p, squared = LlamacppMean(rows.delta_p), LlamacppMean(rows.delta_p**2)
-        found = _perplexity(candidate, baseline, LlamacppMean(-rows.cand * -rows.base).mean)
-        if rows.kl is not None:
-            kl = LlamacppMean(rows.kl)
-            found |= {"kld_mean": kl.mean, "kld_mean_error": kl.error, **_extremes("kld", rows.kl, KLD_PERCENTILES)}
+        delta_p, squared = LlamacppMean(c.delta_p), LlamacppMean(c.delta_p**2)
+        found = _perplexity(candidate, baseline, LlamacppMean(-c.cand * -c.base).mean)
+        if c.kl is not None:
+            kl = LlamacppMean(c.kl)
+            found |= {"kld_mean": kl.mean, "kld_mean_error": kl.error, **_extremes("kld", c.kl, KLD_PERCENTILES)}
         found |= {"delta_p_mean": delta_p.mean, "delta_p_mean_error": delta_p.error}
-        found |= _extremes("delta_p", rows.delta_p, DELTA_P_PERCENTILES)
+        found |= _extremes("delta_p", c.delta_p, DELTA_P_PERCENTILES)
         rms = math.sqrt(squared.mean)
         found |= {"delta_p_rms": rms, "delta_p_rms_error": 0.5 / rms * squared.error if rms else math.nan}
-        if c.has_top:
-            equal = np.count_nonzero(measured(rows.base_top) == measured(rows.cand_top))
-            same = equal / n if n else math.nan
+        if c.same_first_choice is not None:
+            same = np.count_nonzero(c.same_first_choice) / n if n else math.nan
             spread = math.sqrt(same * (1 - same) / (n - 1)) if n > 1 else math.nan
             found |= {"same_top": same, "same_top_error": spread}
     return {name: finite_or_none(value) for name, value in found.items()}
