@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -210,7 +211,7 @@ def test_the_key_is_wanted_and_shown_nowhere(served: ServedModel) -> None:
 
 
 def message(*made: Window, **changes: Any) -> bytes:
-    return replace(Asked(made), **changes).to_bytes()
+    return msgspec.structs.replace(Asked(made), **changes).to_bytes()
 
 
 def bad_window(ids: Any = (5, 6, 7), rows: Any = (0, 1), targets: Any = ((6,), (7,))) -> bytes:
