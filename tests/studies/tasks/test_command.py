@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import yaml
@@ -85,20 +84,6 @@ def test_the_metric_of_recovery_can_be_chosen(words: list[str], capsys: pytest.C
     assert re.search(r"has no acc_norm, so recovery is\s+about acc", capsys.readouterr().out)
     assert main([*words, "--metric", "f1"]) == 2
     assert "no task here has the metric 'f1'" in capsys.readouterr().err
-
-
-def test_the_report_is_written_and_only_a_report_is_replaced(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page = tmp_path / "report.html"
-    for _ in range(2):
-        assert main([*words, "--report", str(page)]) == 0
-    assert "Documents that flipped" in page.read_text()
-    mine = tmp_path / "mine.html"
-    mine.write_text("my own")
-    assert main([*words, "--report", str(mine)]) == 2
-    assert mine.read_text() == "my own"
-    assert "not a report of scoremode" in capsys.readouterr().err
 
 
 def test_flags_that_ran_models_say_what_to_type_instead(words: list[str], refused: Refused) -> None:

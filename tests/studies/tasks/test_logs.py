@@ -58,15 +58,23 @@ def test_every_number_by_hand(logs: tuple[Path, Path]) -> None:
 
 
 def test_what_the_log_lacks_is_not_known(tmp_path: Path) -> None:
-    """Without a results file nobody knows what stands between a context and a choice."""
     one, two = (write_log(tmp_path / name, log, with_results=False) for name, log in (("a", ONE), ("b", TWO)))
     found = sm.tasks(one, two)[0]
     row = found.row("made")
-    assert (row["metric"], row["changed"]) == ("acc_norm", None)
-    assert row["margin_shift"] is not None
+    assert row["metric"] == "acc_norm"
+    assert row["changed"] is not None
     assert found.tasks[0].shots is None
     assert any("results file is missing" in note for note in found.notes)
     assert (found.baseline_name, found.name) == ("a", "b")
+
+
+def test_choices_that_lm_eval_measured_otherwise_are_not_known(logs: tuple[Path, Path]) -> None:
+    for log in logs:  # a choice of no character
+        path = samples(log)
+        path.write_text(path.read_text().replace('"arg_1": " yes"', '"arg_1": ""'))
+    found = sm.tasks(*logs)[0]
+    assert (found.row("made")["metric"], found.row("made")["changed"]) == ("acc_norm", None)
+    assert any("does not show which choice is the likeliest per character" in note for note in found.notes)
 
 
 def test_right_choices_that_contradict_lm_eval_are_not_known(logs: tuple[Path, Path]) -> None:

@@ -86,14 +86,6 @@ def test_questions(file: str, stories: Path) -> None:
     check(lm, harness_model(stories, batch_size=4), instances(pairs, file), lm.encoder)
 
 
-def test_real_texts_with_one_continuation_each(stories: Path, wikitext_file: Path) -> None:
-    """The last words of paragraphs, as in LAMBADA."""
-    lines = [line for line in wikitext_file.read_text(encoding="utf-8").splitlines() if 200 < len(line) < 600]
-    pairs = [pair for line in lines[:12] for pair in _pairs({"text": line.removesuffix(" . ")})]
-    lm = ours(stories)
-    check(lm, harness_model(stories, batch_size=4), instances(pairs, "last words"), lm.encoder)
-
-
 def _rows(file: str, count: int) -> list[dict[str, Any]]:
     lines = (DATA / "tasks" / f"{file}.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines[:count]]
@@ -108,10 +100,7 @@ def _pairs(row: dict[str, Any]) -> list[tuple[str, str]]:
     if "sentence" in row:
         before, after = row["sentence"].split("_")
         return [(before + row[key], after) for key in ("option1", "option2")]
-    if "choices" in row:
-        return [(f"Question: {row['question']}\nAnswer:", f" {text}") for text in row["choices"]["text"]]
-    before, _, last = row["text"].rpartition(" ")
-    return [(before, f" {last}")]
+    return [(f"Question: {row['question']}\nAnswer:", f" {text}") for text in row["choices"]["text"]]
 
 
 @pytest.mark.slow
@@ -293,6 +282,7 @@ def test_generated_answers_are_left_to_other_back_ends() -> None:
         ({"model": "table:uniform", "add_bos_token": 1}, "add_bos_token"),
         ({"model": "table:uniform", "chat_template_args": 3}, "chat_template_args"),
         ({"model": "table:uniform", "enable_thinking": True}, "enable_thinking"),
+        ({"model": "table:uniform", "device": "cpu"}, "--device cpu is not for scoremode"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused(given: dict[str, Any], words: str) -> None:

@@ -65,9 +65,7 @@ def test_accuracies_and_errors_are_those_of_lm_eval(compared: sm.TasksComparison
                     assert row[f"{metric}_{side}_stderr"] == pytest.approx(error, abs=1e-12)
                 else:
                     assert row[f"{metric}_{side}"] is None
-        number = 0 if side == "baseline" else 1
-        perplexity = {t.name: t.lm_eval for t in compared.tasks}["lambada_openai"]["perplexity"][number]
-        assert perplexity == printed["lambada_openai"]["perplexity,none"]
+    assert any(note.startswith("lambada_openai: perplexity not compared") for note in compared.notes)
     assert compared.overall["kl_choices"] is None  # lambada has no choices
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import html
 import math
-import re
 from pathlib import Path
 
 import numpy as np
@@ -33,14 +31,14 @@ FACTS = {
 def made(name: str = "q4", *, documents: int = 60, bad: str = BAD) -> TasksComparison:
     """Documents with two choices each, whose answers are drawn."""
     rng = np.random.default_rng(2)
-    lengths = (3, 3 + len(bad))
-    asked = [TaskDocument(i, ((bad, " yes"), (bad, f" no {bad}")), (0,), lengths) for i in range(documents)]
+    asked = [TaskDocument(i, ((bad, " yes"), (bad, f" no {bad}")), (0,)) for i in range(documents)]
     base, cand = (-rng.exponential(2.0, (documents, 2)) for _ in range(2))
-    right = [(side.argmax(1) == 0).astype(float) for side in (base, cand)]
+    chosen = base.argmax(1), cand.argmax(1)
+    right = [(side == 0).astype(float) for side in chosen]
     margins = [side[:, 0] - side[:, 1] for side in (base, cand)]
     task = PairedTask(
         bad, "acc", {"acc": (right[0], right[1])}, margin=(margins[0], margins[1]),
-        documents=asked, baseline=list(base), candidate=list(cand), shots=0, version="1.0",
+        documents=asked, baseline=list(base), candidate=list(cand), chosen=chosen, shots=0,
     )  # fmt: skip
     settings = {
         "lm_eval": "0", "limit": None, "num_fewshot": {bad: 0}, "apply_chat_template": False,
@@ -55,18 +53,6 @@ def test_nothing_on_the_page_is_markup_of_a_file() -> None:
     assert "\u202e" not in page
     assert page.count("<script") == 2  # its data and its own script
     assert "&lt;script&gt;alert" in page
-
-
-def test_the_page_allows_no_network() -> None:
-    page = render_tasks([made()])
-    assert "default-src 'none'" in html.unescape(page)
-    assert not re.search(r'(src|href)="(https?:)?//', page)
-
-
-def test_every_section_of_the_links_is_there() -> None:
-    page = render_tasks([made("q4"), made("q3")])
-    for name in re.findall(r'<a href="#(\w+)"', page):
-        assert f'<section id="{name}"' in page
 
 
 def test_flips_are_listed_with_both_models_choices() -> None:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from scoremode.core.arguments import path_text
@@ -35,14 +36,83 @@ FIELDS = {*HASHES, "doc_id", "doc", "target", "arguments", "resps", "filtered_re
 MEANS = ("acc_norm", "acc", "exact_match")  # means where larger is better, whether a results file says so or not
 
 
+# ── results files: what is used of them ──────────────────────────────────────────────────────────────────────────────
+class AdapterFacts(msgspec.Struct, frozen=True):
+    """What our adapter says about its model; see ``ScoremodeLM.get_model_info``."""
+
+    model_fingerprint: str | None = None
+    model_revision: str | None = None
+    model_format: str | None = None
+    engine: str | None = None
+    dtype: str | None = None
+    device: str | None = None
+    head: str | None = None
+    weight_bytes: int | None = None
+    bits_per_weight: float | None = None
+    emulated_bytes: int | None = None
+    sizes: dict[str, object] | None = None
+    engine_settings: dict[str, object] | None = None
+    versions: dict[str, object] | None = None
+    requests: dict[str, int] = {}  # how many there were, and how many of them were cut or split oddly
+    notes: tuple[str, ...] = ()
+
+
+class RunConfig(msgspec.Struct, frozen=True):
+    """How lm-eval was run."""
+
+    model: str | None = None  # the back end
+    model_sha: str | None = None
+    model_dtype: str | None = None
+    device: str | None = None
+    limit: float | None = None
+    random_seed: int | None = None
+    numpy_seed: int | None = None
+    fewshot_seed: int | None = None
+    scoremode: AdapterFacts = AdapterFacts()
+
+
+class SampleCount(msgspec.Struct, frozen=True):
+    effective: int | None = None
+
+
+class Results(msgspec.Struct, frozen=True, rename={"n_samples": "n-samples", "n_shot": "n-shot"}):
+    """A results file; by task or group where it is a dict."""
+
+    results: dict[str, dict[str, object]] = {}
+    n_samples: dict[str, SampleCount] = {}
+    n_shot: dict[str, object] = {}
+    versions: dict[str, object] = {}
+    higher_is_better: dict[str, dict[str, object]] = {}
+    group_subtasks: dict[str, tuple[str, ...]] = {}
+    config: RunConfig = RunConfig()
+    chat_template: str | None = None
+    model_name: str | None = None
+    lm_eval_version: str | None = None
+    transformers_version: str | None = None
+
+    def aggregates(self, name: str) -> dict[str, float]:
+        """What lm-eval printed of a task or group, by metric; its filter stays in the name unless it is ``none``."""
+        given = self.results.get(name, {}).items()
+        found = {key.removesuffix(",none"): number(value) for key, value in given if "," in key}
+        return {key: value for key, value in found.items() if value is not None and "_stderr" not in key}
+
+
+def number(value: object) -> float | None:
+    """A finite number of untrusted JSON; None if it is none."""
+    try:
+        found = float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+# ── what was logged ──────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True, eq=False)
 class TaskDocument:
     number: int  # index in its split
     pairs: tuple[tuple[str, str], ...]  # (context, continuation), as they were sent to a model
     gold: tuple[int, ...] | None = None  # right choices; None if they are not known
-    lengths: tuple[int, ...] | None = None  # characters of each choice, without the delimiter; None if not known
     hashes: tuple[str, ...] = ()  # of the document, its prompt and its target, by lm-eval
-    answer: str | None = None  # the right text, with the delimiter before it, if a text was generated
 
     @property
     def chosen_in_context(self) -> bool:
@@ -51,15 +121,12 @@ class TaskDocument:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The texts of the choices; empty if there is only one continuation."""
+        """The texts of the choices, without lm-eval's usual delimiter; empty if there is only one continuation."""
         if len(self.pairs) < 2:
             return ()
         if self.chosen_in_context:
             return tuple(context + continuation for context, continuation in self.pairs)
-        if self.lengths is None:
-            return tuple(continuation for _, continuation in self.pairs)
-        cut = zip(self.pairs, self.lengths, strict=True)
-        return tuple(continuation[len(continuation) - length :] for (_, continuation), length in cut)
+        return tuple(continuation.removeprefix(" ") for _, continuation in self.pairs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +137,7 @@ class LoggedTask:
     documents: list[TaskDocument]  # by number
     log_probs: list[Floats] | None  # of the choices of each document, nats; None: texts were generated
     metrics: dict[str, Floats]  # (n,) by name: those that are means over documents, larger is better
-    aggregates: dict[str, float]  # every metric that is one number, as lm-eval prints it
+    others: tuple[str, ...]  # metrics that are logged and are none of these
     shots: int | None
     version: str
 
@@ -79,37 +146,34 @@ class LoggedTask:
 class LoggedModel:
     given: str
     tasks: dict[str, LoggedTask] = field(default_factory=dict)
-    results: dict[str, dict[str, Any]] = field(default_factory=dict)  # of each task; {} if there is no such file
+    results: dict[str, Results] = field(default_factory=dict)  # of each task, if it has a results file
     files: dict[str, str] = field(default_factory=dict)  # name -> sha256
     notes: list[str] = field(default_factory=list)
 
     @property
-    def last(self) -> dict[str, Any]:
+    def last(self) -> Results:
         """The results file of the last task that has one."""
-        return next((one for one in reversed(self.results.values()) if one), {})
+        return next(reversed(self.results.values()), Results())
 
     @property
     def name(self) -> str:
-        found = self.last.get("model_name")
-        return found if isinstance(found, str) and is_line(found) and 0 < len(found) < 256 else Path(self.given).name
+        found = self.last.model_name
+        return found if found is not None and is_line(found) and 0 < len(found) < 256 else Path(self.given).name
 
 
 def read_log(given: Any) -> LoggedModel:
     """Reads the newest samples of each task in a folder, or one samples file."""
     name = path_text("a folder that lm-eval wrote", given)
-    found = LoggedModel(name)
-    results: dict[Path, dict[str, Any]] = {}
+    found, read = LoggedModel(name), dict[Path, Results]()
     for task, (time, path) in sorted(_newest(name, found.notes).items()):
         beside = [one for one in sorted(path.parent.glob(f"*_{time}.json")) if one.is_file()]
         if len(beside) > 1:
             raise InputError(f"{path.parent} has several results files of {time}", fix="leave one of them there")
         for one in beside:
-            if one not in results:
-                results[one] = _results(one)
-        found.results[task] = results[beside[0]] if beside else {}
+            found.results[task] = read[one] = read.get(one) or _results(one)
         if not beside:
-            found.notes.append(f"{task}: its results file is missing, so lengths of choices and groups are not known")
-        found.tasks[task] = _task(task, path, found.results[task])
+            found.notes.append(f"{task}: its results file is missing, so groups and few-shot examples are not known")
+        found.tasks[task] = _task(task, path, found.results.get(task, Results()))
         found.files[path.name] = file_sha256(path)
     return found
 
@@ -141,33 +205,25 @@ def _newest(name: str, notes: list[str]) -> dict[str, tuple[str, Path]]:
     return found
 
 
-def _results(path: Path) -> dict[str, Any]:
+def _results(path: Path) -> Results:
     try:
-        return read_object(path, constants=True)
+        return msgspec.convert(read_object(path, constants=True), Results)
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({error})", fix=AGAIN) from None
 
 
-def part(value: Any, *names: str) -> dict[str, Any]:
-    """An object inside of untrusted JSON; empty if it is not there."""
-    for name in names:
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value if isinstance(value, dict) else {}
-
-
 # ── one task ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def _task(name: str, path: Path, results: Mapping[str, Any]) -> LoggedTask:
+def _task(name: str, path: Path, results: Results) -> LoggedTask:
     documents: dict[int, TaskDocument] = {}
     log_probs: dict[int, Floats | None] = {}
-    values: dict[str, dict[int, Any]] = {}
-    delimiter = _delimiter(name, results)
+    values: dict[str, dict[int, object]] = {}
     for where, row in _rows(path):
         try:
             number, key = row["doc_id"], row.get("filter", "none")
             if type(number) is not int or number < 0 or not isinstance(key, str):
                 raise ValueError("its doc_id or its filter is not one of lm-eval")
             if number not in documents:
-                documents[number], log_probs[number] = _document(row, delimiter)
+                documents[number], log_probs[number] = _document(row)
             for metric in row["metrics"] if "metrics" in row else row.keys() - FIELDS:
                 its = values.setdefault(metric if key == "none" else f"{metric},{key}", {})
                 if number in its:
@@ -178,23 +234,22 @@ def _task(name: str, path: Path, results: Mapping[str, Any]) -> LoggedTask:
             raise InputError(f"{where} is not a sample of lm-eval ({why})", fix=AGAIN) from None
     if not documents:
         raise InputError(f"{path} is empty", fix=AGAIN)
-    count = part(results, "n-samples", name).get("effective")
-    if isinstance(count, int) and count != len(documents):
+    count = results.n_samples.get(name, SampleCount()).effective
+    if count not in (None, len(documents)):
         raise InputError(f"{path} has {len(documents)} documents, and its results file says {count}", fix=AGAIN)
     numbers = sorted(documents)
     probs = [found for n in numbers if (found := log_probs[n]) is not None]
     if probs and len(probs) < len(numbers):
         raise InputError(f"{path} has log-likelihoods for some documents alone", fix=AGAIN)
-    aggregates = _aggregates(part(results, "results", name))
-    metrics = _means(values, numbers, aggregates, part(results, "higher_is_better", name))
-    shots, version = part(results, "n-shot").get(name), part(results, "versions").get(name)
+    metrics = _means(values, numbers, results.aggregates(name), results.higher_is_better.get(name, {}))
+    shots, version = results.n_shot.get(name), results.versions.get(name)
     return LoggedTask(
         name,
         [documents[n] for n in numbers],
         probs or None,
         metrics,
-        aggregates or {metric: float(found.mean()) for metric, found in metrics.items()},
-        shots if type(shots) is int else None,
+        tuple(sorted(values.keys() - metrics.keys())),
+        shots if isinstance(shots, int) else None,
         str(version) if isinstance(version, str | int | float) else "",
     )
 
@@ -215,17 +270,7 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield where, row
 
 
-def _delimiter(name: str, results: Mapping[str, Any]) -> str | None:
-    """What lm-eval wrote between a context and a choice; None if the results do not say it."""
-    config = part(results, "configs", name)
-    given, prefix = config.get("target_delimiter"), config.get("gen_prefix")
-    if not isinstance(given, str):
-        return None
-    after_prefix = isinstance(prefix, str) and bool(prefix) and not prefix[-1].isspace()
-    return given if results.get("chat_template") is None or after_prefix else ""
-
-
-def _document(row: Mapping[str, Any], delimiter: str | None) -> tuple[TaskDocument, Floats | None]:
+def _document(row: Mapping[str, Any]) -> tuple[TaskDocument, Floats | None]:
     """A document, and the log-probabilities of its choices; None if the model was asked for a text."""
     asked = row["arguments"]
     asked = [[one[f"arg_{i}"] for i in range(len(one))] for one in asked.values()] if isinstance(asked, dict) else asked
@@ -233,10 +278,7 @@ def _document(row: Mapping[str, Any], delimiter: str | None) -> tuple[TaskDocume
     if not asked or not all(isinstance(text, str) for text in (*hashes, *(one[0] for one in asked))):
         raise ValueError("its arguments or hashes are not texts")
     if len(asked[0]) < 2 or not isinstance(asked[0][1], str):
-        target = row["target"]
-        target = target[0] if isinstance(target, list) and target else target
-        answer = (delimiter or "") + target if isinstance(target, str) and target else None
-        return TaskDocument(row["doc_id"], ((asked[0][0], ""),), hashes=hashes, answer=answer), None
+        return TaskDocument(row["doc_id"], ((asked[0][0], ""),), hashes=hashes), None
     resps = row["resps"]
     if len(resps) != len(asked) or not all(isinstance(one[1], str) for one in asked):
         raise ValueError("its answers are not those to its arguments")
@@ -245,16 +287,9 @@ def _document(row: Mapping[str, Any], delimiter: str | None) -> tuple[TaskDocume
     if np.isnan(log_probs).any() or (log_probs == math.inf).any():
         raise ValueError("a log-likelihood is not a number")
     pairs = tuple((asked[0][0] if one[0] == asked[0][0] else one[0], one[1]) for one in asked[:count])
-    document = TaskDocument(row["doc_id"], pairs, lengths=_lengths(pairs, delimiter), hashes=hashes)
+    document = TaskDocument(row["doc_id"], pairs, hashes=hashes)
     gold = (0,) if count == 1 else _gold(row, document, int(log_probs.argmax()))
-    return TaskDocument(row["doc_id"], pairs, gold, document.lengths, hashes), log_probs
-
-
-def _lengths(pairs: Sequence[tuple[str, str]], delimiter: str | None) -> tuple[int, ...] | None:
-    if delimiter is None or len({text for _, text in pairs}) < 2:
-        return None
-    found = tuple(len(text) - len(delimiter) for _, text in pairs if text.startswith(delimiter))
-    return found if len(found) == len(pairs) and all(found) else None
+    return replace(document, gold=gold), log_probs
 
 
 def _gold(row: Mapping[str, Any], document: TaskDocument, chosen: int) -> tuple[int, ...] | None:
@@ -264,39 +299,23 @@ def _gold(row: Mapping[str, Any], document: TaskDocument, chosen: int) -> tuple[
         if right == 1:
             return (chosen,)
         return (1 - chosen,) if right == 0 and count == 2 else None
-    target = row["target"]
-    texts = document.choices if document.lengths is not None else tuple(text.strip() for text in document.choices)
+    target, texts = row["target"], [text.strip() for text in document.choices]
     try:
         named = parse(target) if isinstance(target, str) else target
     except ValueError:
-        named = texts.index(target) if target in texts else {"True": 1, "False": 0}.get(target)
+        text = target.strip()
+        named = texts.index(text) if text in texts else {"True": 1, "False": 0}.get(text)
     numbers = named if isinstance(named, list) else [named]
     found = tuple(int(n) for n in numbers if isinstance(n, int) and 0 <= n < count)
     agrees = right not in (0, 1) or (chosen in found) == bool(right)
     return found if found and agrees else None
 
 
-# ── metrics ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def number(value: Any) -> float | None:
-    """A finite number of untrusted JSON; None if it is none."""
-    try:
-        found = float(value) if isinstance(value, int | float) else math.nan
-    except OverflowError:
-        return None
-    return found if math.isfinite(found) else None
-
-
-def _aggregates(printed: Mapping[str, Any]) -> dict[str, float]:
-    """lm-eval's aggregates by metric; its filter stays in the name unless it is ``none``."""
-    found = {key.removesuffix(",none"): number(value) for key, value in printed.items() if "," in key}
-    return {key: value for key, value in found.items() if value is not None and "_stderr" not in key}
-
-
 def _means(
-    values: Mapping[str, Mapping[int, Any]],
+    values: Mapping[str, Mapping[int, object]],
     numbers: Sequence[int],
     aggregates: Mapping[str, float],
-    larger_is_better: Mapping[str, Any],
+    larger_is_better: Mapping[str, object],
 ) -> dict[str, Floats]:
     """Metrics with a number for each document whose mean lm-eval prints, and of which more is better."""
     found = {}

@@ -23,12 +23,12 @@ from lm_eval.api.model import TemplateLM
 from tqdm import tqdm
 
 from scoremode.core.disk.files import write_atomically
-from scoremode.core.disk.manifests import differing_fields, without_secrets
+from scoremode.core.disk.manifests import differing_fields
 from scoremode.core.engine.base import Engine
 from scoremode.core.engine.plugin import Work
 from scoremode.core.strict_json import read_object
-from scoremode.core.verbs.question import identify, library_versions
-from scoremode.core.verbs.run_contents import describe_model
+from scoremode.core.verbs.question import identify
+from scoremode.core.verbs.run_contents import describe_engine, describe_model
 from scoremode.core.verbs.scoring import Continuation, Likelihood, likelihoods
 from scoremode.errors import EngineError, InputError, ModelError, OptionError, RunError, print_line
 from scoremode.studies.tasks import model_arguments
@@ -67,8 +67,9 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
         del max_batch_size
         if batch_size is not None and str(batch_size) not in ("1", "auto"):
             print_line(f"scoremode: batch_size {batch_size} is not used: engines fill batches by tokens")
-        chosen = None if device == _usual_device() else device
-        self.held, self.settings = model_arguments.read({"pretrained": pretrained, **given}, chosen)
+        if device not in (None, _usual_device()):
+            raise OptionError(f"--device {device} is not for scoremode", fix="give device=… in --model_args")
+        self.held, self.settings = model_arguments.read({"pretrained": pretrained, **given})
         self.subject = self.held.subject
         self.max_length = self._choose_max_length()
         self.encoder = HarnessEncoder(
@@ -221,24 +222,15 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
     def get_model_info(self) -> dict[str, Any]:
         """Returns the facts for the harness's results: model, engine, settings, and counts of requests."""
         facts, subject = self._facts, self.subject
-        opened: dict[str, Any] = {}
-        if facts is not None:
-            opened = {name: getattr(facts, name) for name in ("dtype", "device", "head", "vocabulary")}
-            opened["engine_settings"] = without_secrets(facts.settings)
-            opened["notes"] = [*facts.notes, *subject.notes]
-        described = describe_model(subject).items()
         info = {
-            **{name: value for name, value in described if name not in ("model", "model_files")},
+            **describe_model(subject),
             **self.identity(),
-            "name": subject.name,
-            "revision": subject.revision,
-            "files": dict(subject.files),
             "prefix_token_id": self.encoder.known_prefix,
-            "versions": {**library_versions(self.held.engine_name), **(facts.versions if facts else {})},
-            **opened,
             "requests": {n: self.counts[n] for n in ("loglikelihood", "spanning", "truncated", "truncated_tokens")},
         }
-        return {"model_dtype": facts.dtype if facts else None, "model_revision": subject.revision, "scoremode": info}
+        if facts is not None:
+            info |= {**describe_engine(facts), "notes": [*facts.notes, *subject.notes]}
+        return {"model_dtype": info.get("dtype"), "model_revision": subject.revision, "scoremode": info}
 
     @property
     def prefix_token_id(self) -> int:
@@ -271,13 +263,8 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
         try:
             return str(self.tokenizer.apply_chat_template(chat_history, tokenize=False, **more))
         except Exception as error:  # templates raise their own errors and Python's errors
-            others = [message for message in chat_history if message["role"] != "system"]
-            if len(others) == len(chat_history):
-                raise ModelError(f"the chat template refused a conversation ({error})", fix="check its roles") from None
-            if not self.counts["without system message"]:
-                print_line("scoremode: this chat template takes no system message: it was left out")
-            self.counts["without system message"] += 1
-            return self.apply_chat_template(others, add_generation_prompt)
+            fix = "leave --system_instruction and --apply_chat_template out, or correct its roles"
+            raise ModelError(f"the chat template refused a conversation ({error})", fix=fix) from None
 
     def close(self) -> None:
         """Stops the engine. The next request opens it again."""

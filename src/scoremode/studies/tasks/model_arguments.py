@@ -10,11 +10,10 @@ import msgspec
 
 from scoremode.core.arguments import require_text
 from scoremode.core.engine.base import Engine
-from scoremode.core.engine.plugin import EnginePlugin
-from scoremode.core.engine.registry import all_options, choose_engine, require_read
+from scoremode.core.engine.registry import all_options, require_read
 from scoremode.core.plan.path import PREFILL
 from scoremode.core.verbs.model import LazyModel
-from scoremode.errors import OptionError, UnknownArgumentError, did_you_mean, print_line
+from scoremode.errors import OptionError, UnknownArgumentError, did_you_mean
 
 OTHER_NAMES = {"pretrained": "model", "peft": "adapter"}  # names that the harness's own back ends use
 TOKEN = "the harness writes its model arguments into its results, so an access token must not be among them"
@@ -31,7 +30,7 @@ class AdapterSettings(msgspec.Struct, frozen=True, kw_only=True):
     chat_template_args: dict[str, Any] | None = None
 
 
-def read(given: Mapping[str, Any], device: str | None) -> tuple[LazyModel, AdapterSettings]:
+def read(given: Mapping[str, Any]) -> tuple[LazyModel, AdapterSettings]:
     """Reads the model and the settings. Refuses everything that can be refused before the model is loaded."""
     named = {OTHER_NAMES.get(name, name): value for name, value in given.items() if value is not None}
     if len(named) < len([value for value in given.values() if value is not None]):
@@ -52,21 +51,10 @@ def read(given: Mapping[str, Any], device: str | None) -> tuple[LazyModel, Adapt
         raise OptionError(f"model_args: {error}", fix="see docs/tasks.md") from None
     if settings.enable_thinking:
         raise OptionError("enable_thinking is not for log-likelihoods", fix="leave enable_thinking out")
-    name = _text("model", model) or ""
-    if device is not None and "device" not in named and not isinstance(engine, Engine):
-        _put_on(device, choose_engine(engine, name), named)
-    held = LazyModel.named(name, engine, _engine_options(named), tokenizer, many_questions=True)
+    held = LazyModel.named(_text("model", model) or "", engine, _engine_options(named), tokenizer, many_questions=True)
     require_read(held.chosen.options, PREFILL, has_flag=False)
     held.settings()  # refuses options that cannot work
     return held, settings
-
-
-def _put_on(device: str, plugin: EnginePlugin, named: dict[str, Any]) -> None:
-    """Passes the harness's ``--device`` to an engine that has this option; else prints that it is not used."""
-    if "device" in plugin.options.known():
-        named["device"] = device
-        return
-    print_line(f"scoremode: --device {device} is not used by the {plugin.name} engine: it chooses devices itself")
 
 
 def _engine_options(named: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,8 +14,8 @@ import numpy as np
 from scoremode.core.scores.frames import ArrowTable, few_lines
 from scoremode.errors import InputError, OptionError, did_you_mean
 from scoremode.reports import gate
-from scoremode.studies.tasks.logs import AGAIN, MEANS, LoggedModel, LoggedTask, TaskDocument, number, part
-from scoremode.studies.tasks.statistics import FIELDS, PairedTask, Parts, row_statistics
+from scoremode.studies.tasks.logs import AGAIN, MEANS, LoggedModel, LoggedTask, Results, TaskDocument
+from scoremode.studies.tasks.statistics import FIELDS, Pair, PairedTask, Parts, row_statistics
 from scoremode.values import Floats, rounded
 
 ALL = "all"  # the name of the row over everything
@@ -105,36 +105,24 @@ class TasksComparison(ArrowTable):
     def flips(self) -> Iterator[Flip]:
         """Documents that only one of the models answers right, task by task."""
         for task in self.tasks:
-            yield from _flips(task)
-
-
-def _flips(task: PairedTask) -> Iterator[Flip]:
-    (base, cand), per_character = task.metrics[task.metric], task.metric == "acc_norm"
-    for i in np.flatnonzero((base != cand) & np.isin(base, (0, 1)) & np.isin(cand, (0, 1))).tolist():
-        document = task.documents[i]
-        before, after = (np.empty(0) if side is None else side[i] for side in (task.baseline, task.candidate))
-        is_known = len(before) > 1 and (document.lengths is not None or not per_character)
-        first, second = (
-            _choice(document, side, per_character=per_character) if is_known else None for side in (before, after)
-        )
-        sides = tuple(before.tolist()), tuple(after.tolist())
-        yield Flip(task.name, document, bool(cand[i] > base[i]), *sides, (first, second))
+            base, cand = task.metrics[task.metric]
+            for i in np.flatnonzero((base != cand) & np.isin(base, (0, 1)) & np.isin(cand, (0, 1))).tolist():
+                before, after = (
+                    () if side is None else tuple(side[i].tolist()) for side in (task.baseline, task.candidate)
+                )
+                chosen = (None, None) if task.chosen is None else (int(task.chosen[0][i]), int(task.chosen[1][i]))
+                yield Flip(task.name, task.documents[i], bool(cand[i] > base[i]), before, after, chosen)
 
 
 # ── made of logs ─────────────────────────────────────────────────────────────────────────────────────────────────────
 def pair_task(base: LoggedTask, cand: LoggedTask, wanted: str | None) -> PairedTask:
     """Pairs two models' results of a task, document by document. ``wanted``: a metric that was asked for."""
-    name, documents = base.name, _same_documents(base, cand)
-    if _lengths_disagree(documents, base) or _lengths_disagree(documents, cand):
-        documents = [replace(document, lengths=None) for document in documents]
+    documents = _same_documents(base, cand)
     shared = {key: (base.metrics[key], cand.metrics[key]) for key in base.metrics if key in cand.metrics}
-    printed = {key: (value, cand.aggregates[key]) for key, value in base.aggregates.items() if key in cand.aggregates}
-    metric = main_metric(name, list(shared), wanted)
     found = PairedTask(
-        name,
-        metric,
+        base.name,
+        main_metric(base.name, list(shared), wanted),
         shared,
-        lm_eval=printed,
         documents=documents,
         baseline=base.log_probs,
         candidate=cand.log_probs,
@@ -143,7 +131,7 @@ def pair_task(base: LoggedTask, cand: LoggedTask, wanted: str | None) -> PairedT
     )
     if base.log_probs is None or cand.log_probs is None:
         return found
-    return replace(found, **_of_choices(documents, base.log_probs, cand.log_probs, per_character=metric == "acc_norm"))
+    return _with_choices(found, base.log_probs, cand.log_probs)
 
 
 def _same_documents(base: LoggedTask, cand: LoggedTask) -> list[TaskDocument]:
@@ -165,15 +153,6 @@ def _same_documents(base: LoggedTask, cand: LoggedTask) -> list[TaskDocument]:
     return found
 
 
-def _lengths_disagree(documents: Sequence[TaskDocument], side: LoggedTask) -> bool:
-    """Does lm-eval's ``acc_norm`` show that it counted other characters?"""
-    logged = side.metrics.get("acc_norm")
-    if logged is None or side.log_probs is None or not all(d.gold and d.lengths for d in documents):
-        return False
-    chosen = (_choice(d, found, per_character=True) for d, found in zip(documents, side.log_probs, strict=True))
-    return any((one in (d.gold or ())) != right for one, d, right in zip(chosen, documents, logged, strict=True))
-
-
 def main_metric(name: str, known: Sequence[str], wanted: str | None) -> str:
     """The metric that recovery is about: the one that was asked for, else acc_norm, else acc, else the first."""
     if not known:
@@ -182,27 +161,37 @@ def main_metric(name: str, known: Sequence[str], wanted: str | None) -> str:
     return next((metric for metric in order if metric in known), known[0])
 
 
-def _of_choices(documents: Sequence[TaskDocument], *sides: Sequence[Floats], per_character: bool) -> dict[str, Any]:
-    """What the log-probabilities of choices say under both models: fields of ``PairedTask``."""
+def _with_choices(task: PairedTask, *sides: Sequence[Floats]) -> PairedTask:
+    """A task with what the log-probabilities of its choices say under both models."""
+    documents = task.documents
     are_known = all(document.gold for document in documents)
     have_choices = all(len(document.pairs) > 1 for document in documents)
-    have_lengths = all(document.lengths for document in documents)
     have_wrong_choices = are_known and have_choices and not any(_all_right(document) for document in documents)
 
-    def both(measure: Callable[[TaskDocument, Floats], float]) -> tuple[Floats, Floats]:
+    def both(measure: Callable[[TaskDocument, Floats], float]) -> Pair:
         """``measure`` of each document, for the baseline and for the candidate."""
         first, second = (np.array([measure(*one) for one in zip(documents, side, strict=True)]) for side in sides)
         return first, second
 
-    with np.errstate(invalid="ignore"):
-        can_choose = have_choices and (have_lengths or not per_character)
-        chosen = both(partial(_choice, per_character=per_character)) if can_choose else None
-        return {
-            "gold": both(lambda document, found: float(found[list(document.gold or ())].max())) if are_known else None,
-            "margin": both(_margin) if have_wrong_choices else None,
-            "kl": np.array([_divergence(*pair) for pair in zip(*sides, strict=True)]) if have_choices else None,
-            "changed": None if chosen is None else chosen[0] != chosen[1],
-        }
+    with np.errstate(invalid="ignore", divide="ignore"):
+        per_character = task.metric == "acc_norm"
+        chosen = both(partial(_choice, per_character=per_character)) if have_choices else None
+        if chosen is not None and per_character and not _gives(chosen, task):
+            chosen = None
+        return replace(
+            task,
+            gold=both(lambda document, found: float(found[list(document.gold or ())].max())) if are_known else None,
+            margin=both(_margin) if have_wrong_choices else None,
+            kl=np.array([_divergence(*pair) for pair in zip(*sides, strict=True)]) if have_choices else None,
+            chosen=chosen,
+        )
+
+
+def _gives(chosen: Pair, task: PairedTask) -> bool:
+    """Do these choices give lm-eval's own metric? Not if it counted other characters than ours."""
+    each = zip(chosen, task.metrics[task.metric], strict=True)
+    right = [[one in (d.gold or ()) for one, d in zip(side, task.documents, strict=True)] for side, _ in each]
+    return all(d.gold for d in task.documents) and np.array_equal(right, task.metrics[task.metric])
 
 
 def _all_right(document: TaskDocument) -> bool:
@@ -216,7 +205,7 @@ def _margin(document: TaskDocument, log_probs: Floats) -> float:
 
 
 def _choice(document: TaskDocument, log_probs: Floats, *, per_character: bool) -> int:
-    return int((log_probs / np.array(document.lengths) if per_character else log_probs).argmax())
+    return int((log_probs / list(map(len, document.choices)) if per_character else log_probs).argmax())
 
 
 def shares(log_probs: Sequence[float] | Floats) -> Floats:
@@ -241,23 +230,21 @@ def groups_of(sides: Sequence[LoggedModel], sizes: Mapping[str, int]) -> tuple[l
     """Groups whose tasks are all compared, with the weights of their tasks, and what to note about them."""
     groups, notes = dict[str, TaskGroup](), list[str]()
     for results in {id(found): found for found in sides[0].results.values()}.values():
-        given = part(results, "group_subtasks").items()
-        children = {name: list(map(str, its)) for name, its in given if isinstance(its, list) and its}
+        children = {name: its for name, its in results.group_subtasks.items() if its}
         for name in children:
             tasks = sorted(_leaves(name, children))
-            if not all(task in sizes and sides[0].results[task] is results for task in tasks):
+            if not all(task in sizes and sides[0].results.get(task) is results for task in tasks):
                 continue
             total = sum(sizes[task] for task in tasks)
             by_size, alike = {task: sizes[task] / total for task in tasks}, dict.fromkeys(tasks, 1 / len(tasks))
             known = [weights for weights in (by_size, alike) if _gives_aggregates(name, weights, sides)]
             groups[name] = TaskGroup(name, known[0] if known else alike)
-            notes += (
-                [] if known else [f"{name}: the log does not show the weights of this group; its tasks count alike"]
-            )
+            if not known:
+                notes.append(f"{name}: the log does not show the weights of this group; its tasks count alike")
     return list(groups.values()), notes
 
 
-def _leaves(name: str, children: Mapping[str, list[str]], above: tuple[str, ...] = ()) -> set[str]:
+def _leaves(name: str, children: Mapping[str, Sequence[str]], above: tuple[str, ...] = ()) -> set[str]:
     """The tasks in a group and in its groups."""
     if name in above:
         raise InputError(f"the group {name} contains itself in a results file of lm-eval", fix=AGAIN)
@@ -270,11 +257,11 @@ def _gives_aggregates(name: str, weights: Mapping[str, float], sides: Sequence[L
     """Do these weights give the aggregates that lm-eval printed for the group?"""
     agree = list[bool]()
     for side in sides:
-        results = part(side.results.get(next(iter(weights))), "results")
-        for key, value in part(results, name).items():
-            each = {task: found for task in weights if (found := number(part(results, task).get(key))) is not None}
-            if "," in key and "_stderr" not in key and number(value) is not None and len(each) == len(weights):
-                mean = sum(weights[task] * one for task, one in each.items())
+        results = side.results.get(next(iter(weights)), Results())
+        each = {task: results.aggregates(task) for task in weights}
+        for metric, value in results.aggregates(name).items():
+            if all(metric in found for found in each.values()):
+                mean = sum(weights[task] * found[metric] for task, found in each.items())
                 agree.append(math.isclose(mean, value, rel_tol=1e-9, abs_tol=1e-12))
     return bool(agree) and all(agree)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -44,8 +44,7 @@ class PairedTask:
     gold: Pair | None = None  # (n,) nats, log-probability of the right answer
     margin: Pair | None = None  # (n,) nats, right answer minus the best other answer
     kl: Floats | None = None  # (n,) nats, KL(baseline‖candidate) over the choices
-    changed: Bools | None = None  # (n,) do the models choose different answers?
-    lm_eval: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # the values that lm-eval would print
+    chosen: Pair | None = None  # (n,) the choice that each model takes, by the metric; None if that is not known
     documents: Sequence[TaskDocument] = ()
     baseline: Sequence[Floats] | None = None  # log-probabilities of each document's choices; None: texts were generated
     candidate: Sequence[Floats] | None = None
@@ -124,6 +123,10 @@ def _right(pairs: WeightedPairs, side: int) -> Estimate:
 
 def _shift(pairs: WeightedPairs) -> Estimate:
     return mean([(candidate - baseline, w) for (baseline, candidate), w in pairs])
+
+
+def _changed(task: PairedTask) -> Bools | None:
+    return None if task.chosen is None else task.chosen[0] != task.chosen[1]
 
 
 def is_binary(values: Floats) -> bool:
@@ -279,7 +282,7 @@ STATISTICS = (
     plain("documents", "number of documents", lambda parts: sum(task.count for task, _ in parts)),
     *_of_metric("", "accuracy", None),
     *(one for metric in COMMON for one in _of_metric(f"{metric}_", metric, metric)),
-    _over_tasks("changed", "share with another answer", attrgetter("changed"), share),
+    _over_tasks("changed", "share with another answer", _changed, share),
     _over_tasks("gold_shift", "change of the right answer's log-probability", attrgetter("gold"), _shift),
     _over_tasks("margin_shift", "change of its lead over the best other", attrgetter("margin"), _shift),
     _over_tasks("kl_choices", "KL over the choices", attrgetter("kl"), lambda found: mean(found, "positive")),

@@ -95,15 +95,7 @@ def tasks_blocks(found: Sequence[TasksComparison]) -> list[Block]:
 
 
 def tasks_notes(found: Sequence[TasksComparison]) -> list[Note]:
-    """Notes of the logs, and lm-eval's metrics that are not means over documents."""
-    notes = [Note(note, "yellow") for note in dict.fromkeys(note for c in found for note in c.notes)]
-    lines = []
-    for task in found[0].tasks:
-        for metric in task.lm_eval.keys() - task.metrics.keys():
-            pairs = [next(t for t in c.tasks if t.name == task.name).lm_eval[metric] for c in found]
-            others = ", ".join(f"of {c.name} {cand:.4g}" for c, (_, cand) in zip(found, pairs, strict=True))
-            lines.append(f"{task.name}: {metric} {pairs[0][0]:.4g}, {others}")
-    return notes + list(map(Note, sorted(lines)))
+    return [Note(note, "yellow") for note in dict.fromkeys(note for c in found for note in c.notes)]
 
 
 def tasks_method(found: Sequence[TasksComparison]) -> list[str]:
@@ -136,17 +128,11 @@ def tasks_json(found: Sequence[TasksComparison]) -> dict[str, Any]:
                 "notes": list(c.notes),
                 "rows": c.rows,
                 "weights": c.weights,
-                "lm_eval": {task.name: _printed_by_lm_eval(task.lm_eval) for task in c.tasks},
                 "flipped": [_flip_json(flip) for flip in c.flips()],
             }
             for c in found
         ],
     }
-
-
-def _printed_by_lm_eval(values: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
-    finite = {name: pair for name, pair in values.items() if all(abs(v) < float("inf") for v in pair)}
-    return {name: {"baseline": base, "candidate": cand} for name, (base, cand) in finite.items()}
 
 
 def _flip_json(flip: Flip) -> dict[str, Any]:

@@ -5,22 +5,19 @@ lm-eval runs the models, through our adapter (``scoremode lm-eval``) or any back
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from scoremode.core.verbs.compared_models import short
 from scoremode.errors import InputError, OptionError, UnknownArgumentError, did_you_mean
-from scoremode.studies.tasks.logs import RUN, LoggedModel, number, part, read_log
+from scoremode.studies.tasks.logs import RUN, LoggedModel, Results, read_log
 from scoremode.studies.tasks.results import TasksComparison, groups_of, pair_task, top_of
 from scoremode.studies.tasks.statistics import PairedTask
 
-SEEDS = {"python": "random_seed", "numpy": "numpy_seed", "fewshot": "fewshot_seed"}  # as lm-eval names them
-SERVED: dict[str, Any] = {  # what is taken over about a model, and its type
-    **dict.fromkeys(("model_fingerprint", "model_revision", "model_format", "engine", "dtype", "device", "head"), str),
-    **dict.fromkeys(("weight_bytes", "bits_per_weight", "emulated_bytes"), int | float),
-    **dict.fromkeys(("sizes", "engine_settings", "versions"), dict),
-}
+TOLD = ("requests", "notes")  # what our adapter says that is shown as notes
 
 
 def tasks(
@@ -116,69 +113,70 @@ def _comparison(
 
 
 # ── what a reader must know ──────────────────────────────────────────────────────────────────────────────────────────
-def _facts(side: LoggedModel) -> dict[str, Any]:
+def _facts(side: LoggedModel) -> dict[str, object]:
     """The model and its engine, as our adapter describes them, or as lm-eval does."""
-    results, config = side.last, part(side.last, "config")
-    ours = part(config, "scoremode")
-    versions = {"lm_eval": results.get("lm_eval_version"), "transformers": results.get("transformers_version")}
+    results, config = side.last, side.last.config
+    versions = {"lm_eval": results.lm_eval_version, "transformers": results.transformers_version}
     theirs = {
-        "model_revision": config.get("model_sha"),
-        "engine": f"lm-eval {config.get('model') or 'of an unknown back end'}",
-        "dtype": config.get("model_dtype"),
-        "device": config.get("device"),
-        "versions": {name: found for name, found in versions.items() if isinstance(found, str)},
+        "model_revision": config.model_sha,
+        "engine": f"lm-eval {config.model or 'of an unknown back end'}",
+        "dtype": config.model_dtype,
+        "device": config.device,
+        "versions": {name: found for name, found in versions.items() if found is not None},
     }
-    kept = {name: value for name, value in (theirs | ours).items() if isinstance(value, SERVED.get(name, ()))}
-    return {"model": side.name, "engine": theirs["engine"], **kept, "samples": dict(side.files)}
+    ours = {name: found for name, found in msgspec.structs.asdict(config.scoremode).items() if name not in TOLD}
+    known = {
+        name: found
+        for name, found in ({**theirs, **{k: v for k, v in ours.items() if v is not None}}.items())
+        if found is not None
+    }
+    return {"model": side.name, **known, "samples": dict(side.files)}
 
 
-def _settings(base: LoggedModel, found: Sequence[PairedTask], metric: str | None) -> dict[str, Any]:
-    results, config = base.last, part(base.last, "config")
-    seeds = {name: config.get(key) for name, key in SEEDS.items()}
+def _settings(base: LoggedModel, found: Sequence[PairedTask], metric: str | None) -> dict[str, object]:
+    results, config = base.last, base.last.config
+    seeds = {"python": config.random_seed, "numpy": config.numpy_seed, "fewshot": config.fewshot_seed}
     return {
         "tasks": [task.name for task in found],
         "limit": _limit(results),
         "num_fewshot": {task.name: task.shots for task in found},
-        "apply_chat_template": results.get("chat_template") is not None if results else None,
+        "apply_chat_template": results.chat_template is not None if base.results else None,
         "metric": metric,
-        "seeds": {name: seed for name, seed in seeds.items() if isinstance(seed, int)},
-        "lm_eval": str(results.get("lm_eval_version") or "of an unknown version"),
+        "seeds": {name: seed for name, seed in seeds.items() if seed is not None},
+        "lm_eval": results.lm_eval_version or "of an unknown version",
     }
 
 
-def _limit(results: Mapping[str, Any]) -> str | None:
+def _limit(results: Results) -> str | None:
     """What was given to ``--limit``: documents of each task, or a share of them."""
-    found = number(part(results, "config").get("limit"))
-    return None if found is None else f"{found:g}"
+    return None if results.config.limit is None else f"{results.config.limit:g}"
 
 
 def _notes_on_model(side: LoggedModel) -> list[str]:
     """What our adapter counted and noted."""
-    ours = part(side.last, "config", "scoremode")
-    counts, notes = part(ours, "requests"), ours.get("notes")
+    ours = side.last.config.scoremode
     said = {"truncated": "were cut on the left to fit the model's context", "spanning": "have a token across a border"}
     found = [
-        f"{counts[name]:,} of {counts.get('loglikelihood')} requests {words}, as in lm-eval"
+        f"{count:,} of {ours.requests.get('loglikelihood')} requests {words}, as in lm-eval"
         for name, words in said.items()
-        if isinstance(counts.get(name), int) and counts[name] > 0
+        if (count := ours.requests.get(name, 0)) > 0
     ]
-    return [*found, *(str(note) for note in (notes if isinstance(notes, list) else ()))]
+    return [*found, *ours.notes]
 
 
 def _notes(base: LoggedModel, cand: LoggedModel, found: Sequence[PairedTask], metric: str | None) -> list[str]:
-    notes = []
     limits = dict.fromkeys(limit for one in base.results.values() if (limit := _limit(one)) is not None)
-    notes += [f"not all documents: lm-eval ran with --limit {limit}" for limit in limits]
-    versions = [side.last.get("lm_eval_version") for side in (base, cand)]
+    notes = [f"not all documents: lm-eval ran with --limit {limit}" for limit in limits]
+    versions = [side.last.lm_eval_version for side in (base, cand)]
     if versions[0] != versions[1]:
         notes.append(f"the baseline was run by lm-eval {versions[0]}, the candidate by {versions[1]}")
     for task in found:
         if metric is not None and task.metric != metric:
             notes.append(f"{task.name}: has no {metric}, so recovery is about {task.metric}")
-        if base.tasks[task.name].documents[0].lengths and not task.documents[0].lengths:
-            notes.append(
-                f"{task.name}: lengths of its choices are not known, because lm-eval's acc_norm counted others"
-            )
+        if others := base.tasks[task.name].others:
+            notes.append(f"{task.name}: {', '.join(others)} not compared, being no means over documents to be raised")
+        if task.kl is not None and task.chosen is None:
+            notes.append(f"{task.name}: the log does not show which choice is the likeliest per character")
         unknown = sum(document.gold is None for document in task.documents)
         if unknown and task.baseline is not None:
             of = f"{unknown:,} of {len(task.documents):,} documents"
