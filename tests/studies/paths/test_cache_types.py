@@ -17,7 +17,6 @@ from scoremode.core.scores.answers import measured
 from scoremode.core.store import runs
 from scoremode.core.verbs.compared_models import CompareRequest, assign_engines
 from scoremode.errors import InputError, OptionError
-from scoremode.reports.served import served_manifest
 from scoremode.studies.paths.variation import CacheTypes
 from tests.command_line import Command, Refused
 from tests.gguf_files import gguf_of, require_llamacpp
@@ -158,10 +157,6 @@ def test_options_that_name_a_type_of_the_cache_say_which_part() -> None:
     built_in = {("llamacpp", "cache_type_k"): "k", ("llamacpp", "cache_type_v"): "v", ("vllm", "kv_cache_dtype"): "kv"}
     assert built_in.items() <= found.items()
     assert all(part in ("k", "v", "kv") for part in found.values()), found
-
-
-def test_a_manifest_says_the_type_of_its_cache() -> None:
-    assert served_manifest({"engine_settings": {"kv_cache_dtype": "fp8"}}).kv_cache == "kv fp8"
 
 
 def test_types_that_are_numbers_of_bits(wider: Path, tmp_path: Path, command: Command, refused: Refused) -> None:

@@ -141,22 +141,6 @@ def test_the_reference_has_no_drift_and_the_rest_is_what_two_runs_give(tiny: Pat
     assert 0 < second.drift.max < 1
 
 
-def test_every_pass_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from scoremode.engines.table.engine import TableEngine
-
-    passes = []
-    score = TableEngine.score
-
-    def counted(self: TableEngine, *arguments: Any) -> Any:
-        passes.append(1)
-        return score(self, *arguments)
-
-    monkeypatch.setattr(TableEngine, "score", counted)
-    for _ in range(2):
-        sm.noise("table:uniform", text=TEXT, repeat=3)
-    assert len(passes) == 6
-
-
 def test_an_engine_that_wavers_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     from scoremode.engines.table.engine import TableEngine
 

@@ -62,14 +62,6 @@ def test_greedy_choices_are_the_first_of_the_largest() -> None:
     assert raw == pytest.approx([-math.log(2 + math.exp(-2)), -math.log(3)])
 
 
-def test_frequencies_are_the_probabilities() -> None:
-    share = np.array([0.5, 0.0, 0.3, 0.2])
-    with np.errstate(divide="ignore"):
-        x = torch.from_numpy(np.log(share))[None].expand(20_000, -1)
-    ids, _, _ = draw(x, DrawingRules(1.0), np.random.default_rng(0).random(len(x)))
-    assert np.bincount(ids, minlength=4) / len(x) == pytest.approx(share, abs=0.012)
-
-
 def test_the_ends_of_the_uniform_numbers_never_choose_an_impossible_token() -> None:
     with np.errstate(divide="ignore"):
         x = torch.from_numpy(np.log(np.array([0.0, 0.1, 0.2, 0.7, 0.0])))[None].expand(2, -1)

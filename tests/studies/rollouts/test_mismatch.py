@@ -156,20 +156,10 @@ def test_rules() -> None:
         found.failures("ratio_max > 1 surely")
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"trainer": np.zeros(7)}, "trainer has 7 tokens instead of 8"),
-        ({"trainer": np.full(8, np.nan)}, "contains NaN"),
-        ({"rollout": np.full(8, -np.inf)}, "probability zero under the rollout"),
-        ({"trainer": np.full(8, 0.5)}, "above 0"),
-        ({"clip": (1.1, 1.2)}, "does not lie around 1"),
-        ({"clip": (0.8, math.inf)}, "does not lie around 1"),
-    ],
-)
-def test_what_cannot_be_is_refused(changes: dict[str, Any], says: str) -> None:
-    with pytest.raises(InputError, match=says):
-        small(**changes)
+@pytest.mark.parametrize("clip", [(1.1, 1.2), (0.8, math.inf)])
+def test_a_clip_range_lies_around_1(clip: tuple[float, float]) -> None:
+    with pytest.raises(InputError, match="does not lie around 1"):
+        small(clip=clip)
 
 
 def test_no_tokens() -> None:
@@ -223,6 +213,9 @@ class Written:
     kl: list[Floats]
     manifest: dict[str, Any] = field(default_factory=lambda: {"model": "tiny"})
 
+    def tokenizer_notes(self, _: Any) -> list[str]:
+        return []
+
 
 def perturbed(model: Any) -> Any:
     """The model as bfloat16 would have it, computed in float32."""
@@ -236,7 +229,7 @@ def perturbed(model: Any) -> Any:
 
 
 @torch.no_grad()
-def write(model: Any, trainer: Any, *, prompts: int, samples: int, tokens: int, temperature: float = 1.0) -> Written:
+def write(model: Any, trainer: Any, *, prompts: int, samples: int, tokens: int, temperature: float = 1.0) -> Any:
     """Samples texts in a loop without any engine, and computes the exact KL at each token in float64."""
     generator = torch.Generator().manual_seed(3)
     start = torch.randint(2, VOCABULARY, (prompts, 4), generator=generator).repeat_interleave(samples, dim=0)

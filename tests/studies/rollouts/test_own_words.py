@@ -51,14 +51,6 @@ def test_a_model_reads_its_own_texts_and_drafts_for_itself(command: Command, wri
     assert (refused.code, "give --corpus rollouts:DIR" in refused.err) == (2, True)
 
 
-def test_the_chance_that_a_draft_is_accepted_is_exact(command: Command, written: dict[str, Path]) -> None:
-    """The successor's only token has a 256th of the uniform distribution: whatever was drawn, the overlap is that."""
-    asked = ("compare", "table:uniform", "table:successor", "--corpus", f"rollouts:{written['drawn']}", "--drafts")
-    (row,) = command(*asked, "--json").json["candidates"]
-    assert row["own_words"]["drafts"]["acceptance"] == pytest.approx(1 / 256)
-    assert row["own_words"]["drafts"]["acceptance_stderr"] == pytest.approx(0, abs=1e-12)
-
-
 def test_texts_of_the_candidate_are_read_by_the_baseline(command: Command, written: dict[str, Path]) -> None:
     """Its own texts, read by itself, would say nothing: the same numbers as with the models swapped."""
     asked = ("--corpus", f"rollouts:{written['drawn']}", "--drafts", "--json")

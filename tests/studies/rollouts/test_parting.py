@@ -204,7 +204,7 @@ def test_texts_that_all_agree_are_not_certain(texts: int) -> None:
     for _ in range(300):
         parted = random.random(texts) < 0.1
         gap, token = np.ones(texts), np.zeros(texts, np.int32)
-        found = partings(np.arange(texts), np.arange(texts), token, parted.astype(np.int32), gap).statistics([])
+        found = partings(np.arange(texts), np.arange(texts), token, parted.astype(np.int32), gap).statistics()
         low, high = found["without_parting_low"], found["without_parting_high"]
         assert 0 <= low < high <= 1
         held += low <= 0.9 <= high

@@ -62,37 +62,24 @@ def speculate(p: Floats, q: Floats, draft: int, random: Random) -> tuple[list[in
 
 
 @pytest.mark.parametrize("draft", [1, 3])
-def test_the_algorithm_needs_as_many_steps_as_expected_and_writes_what_the_target_says(draft: int) -> None:
+def test_the_algorithm_needs_as_many_steps_as_expected(draft: int) -> None:
     p, q = tables(1)
     random = Random(draft)
     written = [speculate(p, q, draft, random) for _ in range(3000)]
     tokens, steps = (sum(row) for row in zip(*((len(text), n) for text, n in written), strict=True))
 
-    # other texts, which the target wrote alone, and both models read
-    text = [_alone(p, random) for _ in range(3000)]
+    text = []  # other texts, which the target wrote alone, and both models read
+    for _ in range(3000):
+        one = [0]
+        while len(one) <= LONGEST and one[-1] != V - 1:
+            one.append(draw(p[one[-1]].tolist(), random))
+        text.append(one[1:])
     found = _read(p, q, text, draft)
     per_step = found.tokens_per_step[draft]
     counted = np.array([[len(t), n] for t, n in written], np.float64)
     spread = np.sqrt(((counted[:, 0] - tokens / steps * counted[:, 1]) ** 2).sum()) / steps
     assert per_step.stderr is not None
     assert abs(per_step.value - tokens / steps) < 3 * np.hypot(per_step.stderr, spread)
-
-    # the texts themselves are distributed as the target says: each pair of neighbours as often
-    pairs, alone = np.zeros((V, V)), np.zeros((V, V))
-    for counts, rows in ((pairs, [t for t, _ in written]), (alone, text)):
-        for row in rows:
-            np.add.at(counts, ([0, *row[:-1]], row), 1)
-    for counts in (pairs, alone):
-        went_on, expected = counts[:-1], p[:-1]  # no token follows the last id
-        visits = went_on.sum(axis=1, keepdims=True)
-        assert (np.abs(went_on / visits - expected) < 4.5 * np.sqrt(expected * (1 - expected) / visits)).all()
-
-
-def _alone(p: Floats, random: Random) -> list[int]:
-    text, p_of = [0], p.tolist()
-    while len(text) <= LONGEST and text[-1] != V - 1:
-        text.append(draw(p_of[text[-1]], random))
-    return text[1:]
 
 
 def _read(p: Floats, q: Floats, texts: list[list[int]], draft: int) -> module.Speculation:

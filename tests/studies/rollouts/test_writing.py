@@ -115,11 +115,3 @@ def test_a_model_of_another_tokenizer_is_refused(tiny_bos: Path, written: Rollou
         sm.ppl("table:uniform", corpus=written)
     run = sm.plan(str(tiny_bos), corpus=written)  # the same tokens, and another fingerprint
     assert any("another tokenizer" in note for note in run["notes"])
-
-
-def test_two_models_are_compared_on_the_texts(tiny: Path, tiny_bos: Path, written: Rollouts, tmp_path: Path) -> None:
-    (found,) = sm.compare(str(tiny), str(tiny_bos), corpus=written, dtype="float32")
-    assert found.baseline.manifest["targets"] == written.tokens
-    page = tmp_path / "page.html"
-    sm.report(page, found)
-    assert "too few groups" not in page.read_text()

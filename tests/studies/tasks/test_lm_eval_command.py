@@ -94,12 +94,10 @@ def test_the_harness_keeps_its_own_models() -> None:
 
 @needs_harness
 def test_a_model_that_the_user_names_is_left_alone() -> None:
-    assert lm_eval_command.with_model(["--tasks", "x"]) == ["run", "--model", "scoremode", "--tasks", "x"]
-    assert lm_eval_command.with_model(["run", "--tasks", "x"]) == ["run", "--model", "scoremode", "--tasks", "x"]
-    for words in (["--model", "hf"], ["-M", "hf"], ["--model=hf"], ["--config", "run.yaml"]):
-        assert lm_eval_command.with_model([*words, "--tasks", "x"]) == ["run", *words, "--tasks", "x"]
-    for words in (["ls", "tasks"], ["validate", "--tasks", "x"], ["run", "--help"], ["--help"]):
-        assert lm_eval_command.with_model(words) == words
+    for words in (["--tasks", "x"], ["run", "--tasks", "x"]):
+        assert lm_eval_command.with_model(words) == [*words, "--model", "scoremode"]
+    for words in (["--model", "hf"], ["-M", "hf"], ["--model=hf"], ["--config", "run.yaml"], ["ls", "tasks"]):
+        assert lm_eval_command.with_model([*words, "--tasks", "x"]) == [*words, "--tasks", "x"]
 
 
 def test_without_the_harness_one_line_says_what_to_install(

@@ -36,7 +36,7 @@ from scoremode.core.engine.base import StoredDistributions
 from scoremode.core.scores.answers import Answers, Window
 from scoremode.errors import EngineError, InputError, RunError
 from scoremode.head.budget import FLOOR, LARGEST_CODE, LEFT_OUT, words_of
-from scoremode.values import Floats, Ids, Ints, Raw
+from scoremode.values import Ids, Ints, Raw
 
 MAGIC = b"_logits_"
 HEADER = struct.Struct("<8s3i")
@@ -104,7 +104,6 @@ class KldFile:
 
     def __init__(self, path: str | Path) -> None:
         where = stored_at(path)
-        self.place = where if isinstance(where, RemotePath) else None
         self.path = store_of(where).copy_of_file(where) if isinstance(where, RemotePath) else where
         try:
             with open_regular(self.path) as file:
@@ -204,19 +203,15 @@ class Coarseness:
     ids_on_floor: int = 0
     targets_on_floor: int = 0
     largest_step: float = 0.0
-    largest_sum: float = 0.0
-    smallest_sum: float = 2.0
 
-    def add(self, codes: Raw, at_target: Raw, scale: npt.NDArray[np.float32], sums: Floats) -> None:
-        """Adds some rows: their codes (n, vocabulary), the codes of their targets, their steps and their sums."""
+    def add(self, codes: Raw, at_target: Raw, scale: npt.NDArray[np.float32]) -> None:
+        """Adds some rows: their codes (n, vocabulary), the codes of their targets, and their steps."""
         has_floor = scale * LARGEST_CODE >= FLOOR - SLACK  # in other rows, code 0 is the least logit itself
         self.rows += len(codes)
         self.ids += codes.size
         self.ids_on_floor += codes[has_floor].size - int(np.count_nonzero(codes[has_floor]))
         self.targets_on_floor += int((at_target[has_floor] == 0).sum())
         self.largest_step = max(self.largest_step, float(scale.max()))
-        self.largest_sum = max(self.largest_sum, float(sums.max()))
-        self.smallest_sum = min(self.smallest_sum, float(sums.min()))
 
     def notes(self) -> tuple[str, ...]:
         floor = "none lies that low"
@@ -227,8 +222,8 @@ class Coarseness:
         return (
             f"16-bit baseline: log-probabilities in steps of {self.largest_step:.3g} nats, cut off {FLOOR:g} nats "
             f"below the largest; {floor}",
-            f"KL by llama.cpp's rule: probabilities as stored (they sum to {self.smallest_sum:.4f} … "
-            f"{self.largest_sum:.4f}), without those below e^{LEFT_OUT:g}; it may be slightly negative",
+            f"KL by llama.cpp's rule: probabilities as stored, without those below e^{LEFT_OUT:g}; it may be slightly "
+            "negative",
         )
 
 
@@ -256,7 +251,7 @@ def read_scores(file: KldFile, chunk: int, targets: Ids, seen: Coarseness) -> An
             total = f"sum to {sums[row]:.4g} instead of 1"
             raise _damaged(file.path, f"the probabilities of row {begin + row} in chunk {chunk} {total}")
         rows, top = np.arange(len(block)), codes.argmax(axis=1)
-        seen.add(codes, codes[rows, wanted], scale, sums)
+        seen.add(codes, codes[rows, wanted], scale)
         at_target, at_top = (scale.astype(np.float64) * codes[rows, ids] + lowest for ids in (wanted, top))
         parts.append((at_target, top, at_top))
     logprob, tops, top_logprob = (np.concatenate(column) for column in zip(*parts, strict=True))

@@ -18,7 +18,6 @@ from scoremode.core import strict_json
 from scoremode.core.engine.base import EngineFacts
 from scoremode.core.engine.registry import all_options, require_path
 from scoremode.core.plan.plan import Plan
-from scoremode.core.scores.frames import few_lines
 from scoremode.core.statistics.estimate import finite_or_none
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.arguments import (
@@ -30,14 +29,14 @@ from scoremode.core.verbs.arguments import (
 )
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel
 from scoremode.core.verbs.progress import Progress, part_of, shows_progress
-from scoremode.core.verbs.question import library_versions
+from scoremode.core.verbs.run_contents import describe_engine
 from scoremode.core.verbs.scoring import check_fits
 from scoremode.core.verbs.session import ModelMethod
 from scoremode.errors import OptionError, did_you_mean
 from scoremode.reports.table import Block, Cell, Column, Note, Row, Table, words
 from scoremode.reports.text import counted
 from scoremode.studies.paths.variation import Variation, combinations
-from scoremode.values import Floats, change, rounded
+from scoremode.values import Floats, change
 
 QUANTILE = 0.999
 SAME_BITS = {"max_num_batched_tokens"}  # settings that move no score of an engine that promises equal bits
@@ -89,13 +88,6 @@ class Noise:
     sequences: str  # what counts as a whole sequence: "documents" or "windows"
     settings: tuple[SettingNoise, ...]
 
-    def __repr__(self) -> str:
-        widest = max(s.drift.max for s in self.settings)
-        return few_lines(
-            f"Noise of {self.model} on {self.corpus}, {self.plan.targets:,} targets by {self.plan.method}",
-            f"{len(self.settings)} settings of {self.repeat} passes, which differ by {rounded(widest)[0]} nats at most",
-        )
-
     def as_json(self) -> list[dict[str, Any]]:
         """One object per setting, in nats per target (per sequence if the name says so); what is not finite is None."""
         return [
@@ -106,12 +98,7 @@ class Noise:
                 "perplexity_ratio": finite_or_none(s.perplexity_ratio),
                 **(s.repeats.as_json("repeat_drift") if s.repeats else {}),
                 **({"promise": s.promise} if s.promise else {}),
-                "engine": s.facts.engine,
-                "dtype": s.facts.dtype,
-                "device": s.facts.device,
-                "head": s.facts.head,
-                "engine_settings": s.facts.settings,
-                "versions": {**library_versions(s.facts.engine), **s.facts.versions},
+                **describe_engine(s.facts),
                 "model": self.model,
                 "corpus": self.corpus,
                 "plan_digest": self.plan.digest,

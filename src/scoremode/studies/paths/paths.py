@@ -31,7 +31,6 @@ from scoremode.studies.paths.noise import NOISE, Noise, noise
 from scoremode.studies.paths.variation import Variation, against_first
 
 WAYS = (DECODE, CHUNKED)
-CACHE_HIT = "cache-hit"  # was a way once
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,19 +127,15 @@ def _read_ways(vary: str | Sequence[str], sequences: Any, chunk_tokens: Any, pre
     """Reads the ways that a user named and the numbers of each; each number is a way of its own."""
     kinds = [vary] if isinstance(vary, str) else list(vary)
     for kind in kinds:
-        if kind == CACHE_HIT:
-            raise OptionError("cache hits are not compared with prefill any more", fix="leave cache-hit out of --vary")
         if kind not in WAYS:
             raise OptionError(f"there is no way '{kind}' to feed a model", fix=did_you_mean(str(kind), WAYS))
     if not kinds:
         raise OptionError("there is nothing to compare with prefill", fix=f"give --vary {DECODE}")
-    for name, value in (("sequences", sequences), ("prefill_tokens", prefill_tokens)):
-        if value is not None and DECODE not in kinds:
+    needs = {"sequences": DECODE, "prefill_tokens": DECODE, "chunk_tokens": CHUNKED}
+    for (name, kind), value in zip(needs.items(), (sequences, prefill_tokens, chunk_tokens), strict=True):
+        if value is not None and kind not in kinds:
             flag = f"--{name.replace('_', '-')}"
-            raise OptionError(f"{flag} belongs to the decode path", fix=f"add {DECODE} to --vary, or leave {flag} out")
-    if chunk_tokens is not None and CHUNKED not in kinds:
-        fix = f"add {CHUNKED} to --vary, or leave --chunk-tokens out"
-        raise OptionError("--chunk-tokens belongs to chunked prefill", fix=fix)
+            raise OptionError(f"{flag} belongs to {kind}", fix=f"add {kind} to --vary, or leave {flag} out")
     of_chunks = "chunk_tokens", chunk_tokens, CHUNK_TOKENS
     found = list[Feeding]()
     for kind in kinds:
@@ -149,9 +144,7 @@ def _read_ways(vary: str | Sequence[str], sequences: Any, chunk_tokens: Any, pre
     for way in found:
         if way.kind == DECODE:  # refused before a text is read
             read_path(DECODE, sequences=way.size, prefill_tokens=prefill_tokens)
-    if len(set(found)) < len(found):
-        raise OptionError("one way is given twice", fix="give each way and each number once")
-    return found
+    return list(dict.fromkeys(found))
 
 
 def _numbers(name: str, given: Any) -> list[int]:

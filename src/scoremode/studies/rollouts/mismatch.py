@@ -24,7 +24,6 @@ import numpy.typing as npt
 
 from scoremode.core.scores.answers import measured
 from scoremode.core.scores.frames import ArrowTable, few_lines
-from scoremode.core.scores.schema import ROUNDING
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.statistics.depth import depth_edges
 from scoremode.core.statistics.estimate import quantiles
@@ -128,16 +127,6 @@ class Mismatch(ArrowTable):
     def __post_init__(self) -> None:
         if not 0 < self.clip[0] < 1 < self.clip[1] < math.inf:
             raise InputError(f"the clip range {self.clip} does not lie around 1", fix="give one, as in (0.8, 1.2)")
-        for name in (*COLUMNS, "kl", "slices"):
-            column = getattr(self, name)
-            is_wrong = column is not None and name != "slices" and np.isnan(column).any()
-            if is_wrong or (column is not None and len(column) != len(self.rollout)):
-                what = f"{name} has {len(column)} tokens instead of {len(self.rollout)}, or contains NaN"
-                raise InputError(what, fix="score the same texts again")
-        if np.isneginf(self.rollout).any():
-            raise InputError("a sampled token has probability zero under the rollout", fix="sample the texts again")
-        if (self.rollout > ROUNDING).any() or (self.trainer > ROUNDING).any():
-            raise InputError("a log-probability is above 0", fix="give natural logarithms of probabilities")
 
     # ── values per token and per sample ──────────────────────────────────────────────────────────────────────────────
     @property
@@ -267,15 +256,10 @@ def _why_unknown(name: str, statistics: Mapping[str, Any]) -> str:
 
 
 # ── texts and a trainer ──────────────────────────────────────────────────────────────────────────────────────────────
-SampledTexts = Any
-"""``Rollouts``, or your own arrays under the same names: prompt and sample (texts,); prompt_ids and written, the ids of
-each text; logprob and raw_logprob of its tokens; manifest, where ``model`` is a name, ``model_fingerprint`` may be."""
-
-
 @spelled_out(ModelArguments)
 @shows_progress
 def mismatch(
-    rollouts: SampledTexts | str | Path,
+    rollouts: Rollouts | str | Path,
     trainer: GivenModel | Model | Run | Comparison,
     *,
     clip: tuple[float, float] = CLIP,
@@ -286,7 +270,7 @@ def mismatch(
 ) -> Mismatch:
     """Compares the log-probabilities of sampled tokens when they were sampled with those of a trainer.
 
-    ``rollouts`` are texts of ``sm.rollouts``, their folder, or your own arrays under the same names.
+    ``rollouts`` are texts of ``sm.rollouts``, or their folder.
     ``trainer`` is a model that reads the texts by prefill (a name, ``sm.open``, ``sm.wrap``), a run that scored the
     rollouts, or a comparison of their writer with the trainer on them, which has the exact KL.
 
@@ -320,7 +304,7 @@ def mismatch(
         slices=slices,
         kl=kl,
         clip=clip,
-        names=(str(rollouts.manifest.get("model", "rollout")), name),
+        names=(str(rollouts.manifest["model"]), name),
         notes=tuple(notes),
     )
 
@@ -329,19 +313,18 @@ def _joined(columns: Sequence[Floats]) -> Floats:
     return np.concatenate([np.zeros(0), *columns])
 
 
-def _scored(rollouts: SampledTexts, model: Model, notes: list[str], progress: Progress | None) -> Floats:
-    if isinstance(rollouts, Rollouts):  # your own arrays do not say which tokenizer they have
-        notes += rollouts.tokenizer_notes(model.text_tokenizer)
+def _scored(rollouts: Rollouts, model: Model, notes: list[str], progress: Progress | None) -> Floats:
+    notes += rollouts.tokenizer_notes(model.text_tokenizer)
     return _joined(model.logprobs(rollouts.prompt_ids, rollouts.written, progress=progress))
 
 
-def drawn_from_own(rollouts: SampledTexts) -> bool:
+def drawn_from_own(rollouts: Rollouts) -> bool:
     """Was every token drawn from the model's own distribution, without a temperature or filters?"""
     drawn, own = _joined(rollouts.logprob), _joined(rollouts.raw_logprob)
-    return len(drawn) == len(own) and not (np.abs(drawn - own) > SAME).any()
+    return bool((np.abs(drawn - own) <= SAME).all())  # NaN: nobody knows
 
 
-def in_order_of(rollouts: SampledTexts, run: Run) -> Ints:
+def in_order_of(rollouts: Rollouts, run: Run) -> Ints:
     """Returns the targets of a run in the order of the sampled tokens; refuses a run of other tokens."""
     document, token, ids = (np.asarray(getattr(run.facts, name)) for name in ("document", "token", "id"))
     order: Ints = np.lexsort((token, document)).astype(np.int64)
@@ -356,7 +339,7 @@ def in_order_of(rollouts: SampledTexts, run: Run) -> Ints:
     return order
 
 
-def _exact_kl(rollouts: SampledTexts, run: Run) -> tuple[Floats | None, list[str]]:
+def _exact_kl(rollouts: Rollouts, run: Run) -> tuple[Floats | None, list[str]]:
     """Returns the KL of a run that was compared with the writer of the rollouts, and why it cannot be used."""
     against = run.manifest.get("against")
     if run.kl is None or against is None:

@@ -22,7 +22,6 @@ Greenwood's formula times G / (G - 1). Bounds are taken on the scale ln(-ln S), 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -132,17 +131,14 @@ class Partings:
             found.append(2 * found[-1])
         return [length for length in found if length < longest] + ([longest] if longest else [])
 
-    def statistics(self, lengths: Sequence[int] | None = None) -> dict[str, Any]:
-        rows = self._survival_rows(self.lengths() if lengths is None else lengths)
-        return {**computed(STATISTICS, self), "survival": rows}
-
-    def _survival_rows(self, lengths: Sequence[int]) -> list[dict[str, Any]]:
+    def statistics(self) -> dict[str, Any]:
         strict, beyond = self.survival(near_ties=True), self.survival()
-        each = [(length, beyond.at(length), strict.at(length)) for length in lengths]
-        return [
+        each = [(length, beyond.at(length), strict.at(length)) for length in self.lengths()]
+        rows = [
             {"length": t, "texts": a.n, **with_error_fields("no_parting", a), **with_error_fields("no_other_choice", b)}
             for t, a, b in each
         ]
+        return {**computed(STATISTICS, self), "survival": rows}
 
 
 STATISTICS = (

@@ -16,7 +16,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -152,27 +151,25 @@ def encoded(prompts: Prompts, tokenizer: TextTokenizer) -> list[tuple[str, Ids]]
 # ── answers that are known to be right ────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownAnswers:
-    """Prompts that have answers."""
+    """Prompts that have answers, each with its number in the file."""
 
     prompts: Prompts
-    answers: Mapping[int, str]  # by the number of the prompt
-    notes: tuple[str, ...] = ()
+    numbers: Sequence[int]
 
     def as_corpus(self, count: int | None = None) -> Corpus:
         """The answers as a corpus. ``count``: only the first of them."""
         sha256 = hashlib.sha256(f"answers of {self.prompts.sha256}, the first {count}".encode()).hexdigest()
-        taken = replace(self, answers=dict(islice(self.answers.items(), count)))
-        texts = list(taken.answers.values())
-        size = sum(len(text.encode()) for text in texts)
+        prompts = replace(self.prompts, rows=self.prompts.rows[:count])
+        texts = [row.answer or "" for row in prompts.rows]
         return Corpus(
-            name=ANSWERS + self.prompts.name,
+            name=ANSWERS + prompts.name,
             layout="documents",
             rows=lambda: iter(texts),
             sha256=sha256,
             row_count=len(texts),
-            byte_count=size,
-            notes=self.notes,
-            own_tokens=taken._tokens,
+            byte_count=sum(len(text.encode()) for text in texts),
+            notes=prompts.notes,
+            own_tokens=KnownAnswers(prompts, self.numbers[:count])._tokens,
         )
 
     def _tokens(self, tokenizer: TextTokenizer, rules: Sequence[SliceRule]) -> tuple[RereadDocuments, Tokens]:
@@ -181,20 +178,20 @@ class KnownAnswers:
         A model writes after the prompt's own tokens. An answer has the tokens that it has after its prompt, unless the
         two meet inside of a token: then it is cut into tokens by itself.
         """
-        asked = encoded(replace(self.prompts, rows=tuple(self.prompts.rows[i] for i in self.answers)), tokenizer)
+        asked = encoded(self.prompts, tokenizer)
         alone, written = 0, list[Ids]()
-        for (text, _), answer in zip(asked, self.answers.values(), strict=True):
-            together = tokenizer.encode(text + answer, special=False).ids
+        for (text, _), row in zip(asked, self.prompts.rows, strict=True):
+            together = tokenizer.encode(text + str(row.answer), special=False).ids
             bare = tokenizer.encode(text, special=False).ids
             if len(together) > len(bare) and np.array_equal(together[: len(bare)], bare):
                 written.append(together[len(bare) :])
             else:
                 alone += 1
-                written.append(tokenizer.encode(answer, special=False).ids)
+                written.append(tokenizer.encode(str(row.answer), special=False).ids)
         said = f"{alone:,} {'answers meet' if alone > 1 else 'answer meets'} the prompt inside of a token"
         notes = [f"{said}, and so was cut into tokens by itself"] if alone else []
         prompt_ids = [ids for _, ids in asked]
-        return tokens_of_texts(np.array(list(self.answers)), prompt_ids, written, tokenizer, rules=rules, notes=notes)
+        return tokens_of_texts(np.array(self.numbers), prompt_ids, written, tokenizer, rules=rules, notes=notes)
 
 
 def check_answers(name: str) -> None:
@@ -208,12 +205,12 @@ def check_answers(name: str) -> None:
 
 def read_answers(name: str) -> KnownAnswers:
     prompts = read_prompts(name)
-    answers = {number: row.answer for number, row in enumerate(prompts.rows) if row.answer}
-    if not answers:
+    known = {number: row for number, row in enumerate(prompts.rows) if row.answer}
+    if not known:
         raise CorpusError(f"no prompt of {name} has an answer", fix=ANSWERS_LIKE)
-    left, total = len(prompts.rows) - len(answers), len(prompts.rows)
+    left, total = len(prompts.rows) - len(known), len(prompts.rows)
     notes = [f"{left:,} of {total:,} prompts have no answer, and are left out"] if left else []
-    return KnownAnswers(prompts, answers, (*prompts.notes, *notes))
+    return KnownAnswers(replace(prompts, rows=tuple(known.values()), notes=(*prompts.notes, *notes)), [*known])
 
 
 CORPUS = CorpusKind(ANSWERS, KnownAnswers, check_answers, read_answers)

@@ -40,8 +40,8 @@ from scoremode.studies.rollouts.writing import DrawingRules, ReplicatedWriter, W
 from scoremode.values import Ids
 from scoremode.version import __version__
 
-MAX_TOKENS = 256  # of a text, if the user gives no number
 MOST_TEXTS = 1_000_000  # the requests for all of them are held in memory
+MAX_TOKENS = 256  # of a text, if the user gives no number
 
 
 @spelled_out(ModelArguments)
@@ -146,10 +146,8 @@ class WritingTask:
         lazy: LazyModel, prompts: Prompts, rules: DrawingRules, path: DecodePath | None, numbers: Mapping[str, int]
     ) -> WritingTask:
         if (count := len(prompts.rows) * numbers["samples"]) > MOST_TEXTS:
-            raise OptionError(
-                f"{count:,} texts are too many for one folder (at most {MOST_TEXTS:,})",
-                fix="give fewer --samples, or write several folders with another --seed each",
-            )
+            what = f"{count:,} texts are too many for one folder (at most {MOST_TEXTS:,})"
+            raise OptionError(what, fix="give fewer --samples, or write several folders with another --seed each")
         found = encoded(prompts, lazy.subject.tokenizer)
         largest = max(int(ids.max()) for _, ids in found)
         if lazy.subject.vocabulary is not None and largest >= lazy.subject.vocabulary:

@@ -24,7 +24,7 @@ import numpy as np
 from scoremode.core.arguments import path_text
 from scoremode.core.disk.files import file_sha256, written_atomically
 from scoremode.core.disk.folders import PARTIAL_TEXTS, ROLLOUTS, TEXTS, Mark
-from scoremode.core.disk.manifests import Count, Sha256, Text, Whole, read_sealed
+from scoremode.core.disk.manifests import Sha256, Text, read_sealed
 from scoremode.core.disk.records import RecordFile
 from scoremode.core.disk.uri import is_uri
 from scoremode.core.scores.schema import ROUNDING
@@ -47,7 +47,6 @@ FINISHES = ("stop", "length", "context")
 
 AGAIN = "write them again with --fresh"
 MOST_IDS = 1 << 22  # more than any vocabulary has: a table of larger ids would fill the memory
-TOGETHER = 256  # texts that are written to the file at a time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,10 +144,6 @@ class ManifestForm(msgspec.Struct):
     tokenizer: Sha256
     tokens_sha256: Sha256  # of the bytes of all tokens in the texts: another tokenizer may have the same
     texts_sha256: Sha256
-    prompts: Count
-    texts: Count
-    written_tokens: Count
-    seed: Whole
     sampling: dict[str, Any]
     notes: list[str]
     identity: dict[str, Any]
@@ -191,10 +186,7 @@ def write_texts(file: IO[bytes], rows: Sequence[Mapping[str, Any]]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    form = schema()
-    with pq.ParquetWriter(file, form, compression="zstd") as writer:
-        for begin in range(0, len(rows), TOGETHER):
-            writer.write_batch(pa.RecordBatch.from_pylist(rows[begin : begin + TOGETHER], schema=form))
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema()), file, compression="zstd")
 
 
 def has_texts(path: Path) -> bool:

@@ -15,7 +15,6 @@ from scoremode.reports.command.verb import Verb
 
 NAME = "scoremode"
 TARGET = "scoremode.studies.tasks.model:ScoremodeLM"
-COMMANDS = ("run", "ls", "validate")
 LM_EVAL_HELP = """\
 usage: scoremode lm-eval [run] --tasks TASK … --model_args model=MODEL,… [flags]
        scoremode lm-eval ls tasks | validate --tasks TASK …
@@ -102,13 +101,8 @@ def register() -> None:
 
 def with_model(words: list[str]) -> list[str]:
     """The words of a run, with ``--model scoremode`` where no model and no configuration is named."""
-    command = words[0] if words and words[0] in COMMANDS else None
-    rest = words[1:] if command else words
-    if command not in (None, "run") or not rest or rest[0] in ("-h", "--help"):
-        return list(words)
-    names = {word.split("=")[0] for word in rest}
-    chosen = [] if names & {"--model", "-M", "--config", "-C"} else ["--model", NAME]
-    return ["run", *chosen, *rest]
+    named = {word.split("=")[0] for word in words} & {"--model", "-M", "--config", "-C"}
+    return words if named or words[0] in ("ls", "validate") else [*words, "--model", NAME]
 
 
 def _underscored(word: str) -> str:

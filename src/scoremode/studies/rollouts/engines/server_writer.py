@@ -10,11 +10,11 @@ Of the filters, top_p alone belongs to the API of OpenAI: a server may ignore ot
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from scoremode.core.engine.plugin import Work
@@ -35,12 +35,27 @@ MOVED = 0.05  # nats; more than batches change
 IDS = "token_id:"  # how a token is named if ids are asked for
 
 
+class _Logprobs(msgspec.Struct):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None = None  # of each token: the likeliest ones at its place
+
+
+class _Choice(msgspec.Struct):
+    logprobs: _Logprobs
+    finish_reason: Literal["stop", "length"]
+
+
+class _Answer(msgspec.Struct):
+    choices: tuple[_Choice]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Completion:
     ids: Ids
     logprob: Floats
     finish: str  # "stop" or "length"
-    likely: list[dict[str, float]]  # of each token: the likeliest ones at its place
+    likely: list[dict[str, float]]  # as the server gave them; none if it gave none
 
 
 def open_writer(
@@ -74,9 +89,10 @@ class ServerWriter(Writer):
     def _require_raw(self) -> None:
         """Refuses numbers that depend on the temperature: two temperatures tell."""
         probe = list(self.engine.probe_ids)
-        first, second = (self._complete(self._body(probe, 1, 0, temperature=t)).likely[0] for t in (1.0, 0.5))
-        common = first.keys() & second.keys()
-        if max((abs(first[name] - second[name]) for name in common), default=math.inf) > MOVED:
+        both = [self._complete(self._body(probe, 1, 0, temperature=t)).likely for t in (1.0, 0.5)]
+        first, second = (likely[0] if likely else {} for likely in both)
+        moved = [abs(first[name] - second[name]) for name in first.keys() & second.keys()]
+        if not moved or not np.max(moved) <= MOVED:  # NaN, too
             raise OptionError(
                 f"{self._link.root} gives log-probabilities after the temperature, and those before it are needed",
                 fix="give --temperature 1 without filters, or start the server so that it gives them "
@@ -129,34 +145,24 @@ class ServerWriter(Writer):
         self.engine.close()
 
 
-def _read(link: Link, value: Any, room: int) -> _Completion:
+def _read(link: Link, value: object, room: int) -> _Completion:
     """Reads an answer; EngineError if it has not the ids and the log-probabilities of a text."""
     try:
-        (choice,) = value["choices"]
-        found, finish = choice["logprobs"], choice["finish_reason"]
-        names, numbers = list(found["tokens"]), list(found["token_logprobs"])
-        if not all(isinstance(name, str) and name.startswith(IDS) for name in names):
-            raise EngineError(
-                f"{link.root} does not give the ids of the tokens that it writes",
-                fix="use a server that knows return_tokens_as_token_ids",
-            )
-        ids = np.array([int(name.removeprefix(IDS)) for name in names], np.int32)
-        logprob = np.array([_number(number) for number in numbers])
-        likely = [{str(n): _number(x) for n, x in one.items()} for one in found.get("top_logprobs") or [{}] * len(ids)]
-    except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
+        (choice,) = msgspec.convert(value, _Answer).choices
+        ids = np.array([int(name.removeprefix(IDS)) for name in choice.logprobs.tokens], np.int32)
+    except msgspec.ValidationError:
         raise _unusable(link, "it has no tokens with log-probabilities") from None
-    if finish not in ("stop", "length") or not 0 < len(ids) == len(logprob) == len(likely) <= room:
+    except (ValueError, OverflowError):
+        raise EngineError(
+            f"{link.root} does not give the ids of the tokens that it writes",
+            fix="use a server that knows return_tokens_as_token_ids",
+        ) from None
+    logprob, likely = np.array(choice.logprobs.token_logprobs), choice.logprobs.top_logprobs or []
+    if not 0 < len(ids) == len(logprob) <= room:
         raise _unusable(link, "its text has another length or end than was asked for")
     if not (logprob <= ROUNDING).all() or not np.isfinite(logprob).all():  # written so that NaN is refused
         raise _unusable(link, "it gives numbers that are no log-probabilities")
-    return _Completion(ids, np.minimum(logprob, 0.0), finish, likely)
-
-
-def _number(value: Any) -> float:
-    """A number. ValueError for anything else: "NaN", which float() takes, would pass every comparison."""
-    if type(value) not in (int, float) or math.isnan(value):
-        raise ValueError("not a number")
-    return float(value)
+    return _Completion(ids, np.minimum(logprob, 0.0), choice.finish_reason, likely)
 
 
 def _unusable(link: Link, why: str) -> EngineError:
