@@ -20,7 +20,6 @@ from scoremode.studies.kld.file import (
     KldLayout,
     KldWriter,
     is_kld,
-    least_divergence,
     read_scores,
 )
 from tests.studies.kld.kld_files import Logits, log_p, random_logits, write_file
@@ -151,10 +150,6 @@ def test_ten_gigabytes_are_not_read(tmp_path: Path) -> None:
     assert int(found.records(100)[7, 1000]) == 0
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 100 << 10, f"{grown} KiB more"
-
-
-def test_the_least_divergence_covers_what_the_rule_leaves_out() -> None:
-    assert -0.04 < least_divergence(256_000) < least_divergence(100) < 0
 
 
 # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────────

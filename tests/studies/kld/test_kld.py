@@ -91,11 +91,6 @@ def test_the_text_and_its_bytes_come_back_from_the_ids(tmp_path: Path) -> None:
         assert np.array_equal(getattr(found.candidate.facts, name), getattr(whole.facts, name)), name
 
 
-def test_one_chunk_is_enough(tmp_path: Path) -> None:
-    found = compared(table_file(tmp_path / "base.kld", text=TEXT[:CONTEXT]), OTHER)
-    assert len(kl_of(found)) == CONTEXT - 1 - CONTEXT // 2
-
-
 def test_candidates_by_name_resume_and_are_found_again(tmp_path: Path, tiny: Path) -> None:
     path = written(tiny, tmp_path / "base.kld")
     out = tmp_path / "out"

@@ -126,15 +126,10 @@ def test_what_cannot_be_compared_is_refused(file: Path, refused: Refused, given:
         raise AssertionError(refused("compare", file, "--text", TEXT, *given))
 
 
-def test_other_verbs_take_one_type(file: Path, refused: Refused) -> None:
-    assert "use scoremode compare MODEL --cache-type-k f16,q8_0" in refused(
-        "ppl", file, "--text", TEXT, "--cache-type-k", "f16,q8_0"
-    )
-
-
-def test_a_checkpoint_has_no_types_of_another_engine(wider: Path, refused: Refused) -> None:
-    said = refused("compare", wider, "--cache-type-k", "f16,q8_0", "--text", TEXT)
-    assert "--cache-type-k does not apply to the transformers engine" in said
+def test_other_verbs_and_engines_have_no_types(file: Path, wider: Path, refused: Refused) -> None:
+    grid = ("--text", TEXT, "--cache-type-k", "f16,q8_0")
+    assert "use scoremode compare MODEL --cache-type-k f16,q8_0" in refused("ppl", file, *grid)
+    assert "--cache-type-k does not apply to the transformers engine" in refused("compare", wider, *grid)
 
 
 def test_the_baseline_has_the_first_type(file: Path) -> None:

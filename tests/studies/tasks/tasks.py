@@ -23,6 +23,8 @@ LAST_WORDS = [
     {"text": "Once upon a time there was a little girl named Lily"},
     {"text": "She saw a big dog and the dog was very big"},
     {"text": "They played all day and then they went home"},
+    {"text": "The quick brown fox jumps over the lazy dog"},
+    {"text": "One day the sun was hot and the sky was blue"},
 ]
 PAGES = [{"page": "Once upon a time, there was a boy. " * 40}, {"page": "A short one."}, {"page": "naïve 東京 " * 30}]
 

@@ -18,13 +18,15 @@ from tests.gguf_files import gguf_of, require_llamacpp
 from tests.studies.tasks.task_rows import own_definitions, rounded_copy, write_rows
 from tests.studies.tasks.tasks import log_of, write_tasks
 
-TASKS = ("arc_easy", "hellaswag", "winogrande", "lambada_openai")
+TASKS = ("arc_easy", "winogrande", "own_last_word")
+ROWS = {"arc_easy": 24, "winogrande_xl": 24}
 
 
 @pytest.fixture(scope="module")
 def definitions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("definitions")
-    return own_definitions(folder, write_rows(folder / "rows"), {name: name for name in TASKS})
+    own_definitions(folder, write_rows(folder / "rows", ROWS), {name: name for name in TASKS[:2]})
+    return write_tasks(folder, TASKS[2:])
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +59,7 @@ def test_accuracies_and_errors_are_those_of_lm_eval(compared: sm.TasksComparison
         printed = results(log)["results"]
         for name in TASKS:
             row = compared.row(name)
-            assert row["documents"] == 24
+            assert row["documents"] == len(samples(log, name))
             for metric in ("acc", "acc_norm"):
                 if f"{metric},none" in printed[name]:
                     assert row[f"{metric}_{side}"] == pytest.approx(printed[name][f"{metric},none"], abs=1e-12)
@@ -65,20 +67,18 @@ def test_accuracies_and_errors_are_those_of_lm_eval(compared: sm.TasksComparison
                     assert row[f"{metric}_{side}_stderr"] == pytest.approx(error, abs=1e-12)
                 else:
                     assert row[f"{metric}_{side}"] is None
-    assert any(note.startswith("lambada_openai: perplexity not compared") for note in compared.notes)
-    assert compared.overall["kl_choices"] is None  # lambada has no choices
+    assert any(note.startswith("own_last_word: perplexity not compared") for note in compared.notes)
+    assert compared.overall["kl_choices"] is None  # a last word has no choices
 
 
 def right_and_lengths(task: str, doc: dict[str, Any]) -> tuple[int, list[int] | None]:
     """From the fields of the datasets' rows, without lm-eval."""
     if task == "arc_easy":
         return doc["choices"]["label"].index(doc["answerKey"]), [len(text) for text in doc["choices"]["text"]]
-    if task == "hellaswag":
-        return int(doc["label"]), [len(text) for text in doc["endings"]]
     return int(doc["answer"]) - 1, None
 
 
-@pytest.mark.parametrize("task", ["arc_easy", "hellaswag", "winogrande"])
+@pytest.mark.parametrize("task", ["arc_easy", "winogrande"])
 def test_margins_divergences_and_changed_answers_by_hand(
     task: str, compared: sm.TasksComparison, logs: list[Path]
 ) -> None:
@@ -129,15 +129,13 @@ def test_logs_of_lm_evals_own_back_end_are_read_too(
 
 @pytest.mark.parametrize("by_size", [True, False])
 def test_groups_are_aggregated_as_lm_eval_defines_them(by_size: bool, tmp_path: Path) -> None:
-    rows = write_rows(tmp_path / "rows")
-    short = rows / "hellaswag_validation_few.jsonl"
-    short.write_text("\n".join(short.read_text().splitlines()[:9]) + "\n")
+    rows = write_rows(tmp_path / "rows", {"arc_easy": 24, "winogrande_xl": 9})
     group = {
         "group": "own_group",
-        "task": ["own_arc", "own_swag"],
+        "task": ["own_arc", "own_wino"],
         "aggregate_metric_list": [{"metric": "acc", "weight_by_size": by_size}],
     }
-    definitions = own_definitions(tmp_path / "yaml", rows, {"own_arc": "arc_easy", "own_swag": "hellaswag"}, group)
+    definitions = own_definitions(tmp_path / "yaml", rows, {"own_arc": "arc_easy", "own_wino": "winogrande"}, group)
     log = log_of(tmp_path / "log", "model=table:uniform,prefix_token_id=0", ["own_group"], definitions)
     found = sm.tasks(log, log, tasks="own_group")[0]
     assert found.top == ("own_group",)

@@ -49,43 +49,41 @@ class PathsVerb(Verb):
         flags.add(parser, flags.JSON)
 
     def run(self, parsed: argparse.Namespace) -> None:
-        from scoremode.studies.paths.noise import Noise, noise_blocks
+        from scoremode.core.verbs.baselines import require_none
+        from scoremode.studies.paths.noise import noise, noise_blocks
         from scoremode.studies.paths.paths import paths
 
         vary = _read_vary(parsed.vary or [])
         output = checked_report(parsed)
-        if output and (vary == "noise" or isinstance(vary, dict)):
-            raise OptionError("noise has no page", fix="leave --report out")
+        how = {**flags.question(parsed), **flags.model_arguments(parsed)}
+        kept = {name: getattr(parsed, name) for name in ("chunk_tokens", "out", "fresh")}
         with progress_bar("scoring") as progress:
-            measure: Any = paths  # what it returns depends on ``vary``
-            found = measure(
-                parsed.model,
-                vary=vary,
-                chunk_tokens=parsed.chunk_tokens,
-                repeat=parsed.repeat,
-                out=parsed.out,
-                fresh=parsed.fresh,
-                progress=progress,
-                **flags.question(parsed),
-                **flags.model_arguments(parsed),
-            )
-        if isinstance(found, Noise):
-            show(parsed, found.as_json, lambda: noise_blocks(found))
+            if isinstance(vary, dict):
+                require_none({**kept, "report": output}, "noise is computed anew, is not kept, and has no page")
+                repeat = 2 if parsed.repeat is None else parsed.repeat
+                noisy = noise(parsed.model, vary=vary, repeat=repeat, progress=progress, **how)
+            else:
+                require_none({"repeat": parsed.repeat}, "each way is compared once, with a rerun of a few windows")
+                found = paths(parsed.model, vary=vary, progress=progress, **kept, **how)
+        if isinstance(vary, dict):
+            show(parsed, noisy.as_json, lambda: noise_blocks(noisy))
         else:
             _show_paths(parsed, found, output)
 
 
-def _read_vary(given: Sequence[str]) -> Any:
-    """Reads what is varied: ways to feed a model, ``noise``, or flags with their values."""
-    from scoremode.studies.paths.noise import NOISE, may_vary, parse_vary
+def _read_vary(given: Sequence[str]) -> list[str] | dict[str, list[Any]]:
+    """Reads what is varied: ways to feed a model, or settings with their values; none of these for noise alone."""
+    from scoremode.core.plan.path import DECODE
+    from scoremode.studies.paths.noise import may_vary, parse_vary
+    from scoremode.studies.paths.paths import NOISE
 
     settings = [text for text in given if "=" in text or text.replace("-", "_") in may_vary()]
     ways = [way for text in given if text not in settings for way in text.split(",")]
-    if settings and set(ways) <= {NOISE}:
+    if (settings or ways) and set(ways) <= {NOISE}:
         return parse_vary(settings)
-    if settings or (NOISE in ways and ways != [NOISE]):
+    if settings or NOISE in ways:
         raise OptionError("--vary has ways to feed a model and settings of it", fix="measure them one after the other")
-    return NOISE if ways == [NOISE] else ways or "decode"
+    return ways or [DECODE]
 
 
 def _show_paths(parsed: argparse.Namespace, made: Sequence[Comparison], output: Any) -> None:

@@ -40,7 +40,6 @@ from scoremode.values import Floats, change
 
 QUANTILE = 0.999
 SAME_BITS = {"max_num_batched_tokens"}  # settings that move no score of an engine that promises equal bits
-NOISE = "noise"  # what ``paths`` varies if nothing but the pass differs
 
 Setting = dict[str, Any]
 """``engine`` or names of options -> the value of this setting; None is the engine's own choice."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Unpack
 
 from scoremode.core.arguments import whole_number
 from scoremode.core.disk.uri import located
@@ -20,17 +20,17 @@ from scoremode.core.plan.path import CHUNK_TOKENS, CHUNKED, DECODE, read_path
 from scoremode.core.statistics.comparison import Comparisons
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.arguments import PATH, AllArguments, spelled_out, split_arguments
-from scoremode.core.verbs.baselines import is_by_logits, require_none
+from scoremode.core.verbs.baselines import is_by_logits
 from scoremode.core.verbs.compared_models import Folders
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, tokenizer_name
 from scoremode.core.verbs.ppl import ppl_of
 from scoremode.core.verbs.progress import Progress, announce, shows_progress
 from scoremode.core.verbs.reference import reference_of
 from scoremode.errors import OptionError, did_you_mean
-from scoremode.studies.paths.noise import NOISE, Noise, noise
 from scoremode.studies.paths.variation import Variation, against_first
 
 WAYS = (DECODE, CHUNKED)
+NOISE = "noise"  # is varied by the command alone: the same is computed again
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +41,8 @@ class Feeding:
     size: int | None  # sequences side by side, or tokens of a chunk; None: the default of the decode path
 
 
-@overload
-def paths(  # type: ignore[overload-overlap]  # "noise" is a string, too
-    model: GivenModel,
-    *,
-    vary: Mapping[str, Sequence[Any]] | Literal["noise"],
-    repeat: int | None = None,
-    engine: str | None = None,
-    tokenizer: GivenTokenizer | None = None,
-    progress: Progress | None = None,
-    **arguments: Unpack[AllArguments],
-) -> Noise: ...
-@overload
+@spelled_out(AllArguments)
+@shows_progress
 def paths(
     model: GivenModel,
     *,
@@ -64,41 +54,18 @@ def paths(
     fresh: bool = False,
     progress: Progress | None = None,
     **arguments: Unpack[AllArguments],
-) -> Comparisons: ...
-@spelled_out(AllArguments)
-@shows_progress
-def paths(
-    model: GivenModel,
-    *,
-    vary: str | Sequence[str] | Mapping[str, Sequence[Any]] = DECODE,
-    chunk_tokens: int | Sequence[int] | None = None,
-    repeat: int | None = None,
-    engine: str | None = None,
-    tokenizer: GivenTokenizer | None = None,
-    out: str | Path | None = None,
-    fresh: bool = False,
-    progress: Progress | None = None,
-    **arguments: Unpack[AllArguments],
-) -> Comparisons | Noise:
+) -> Comparisons:
     """Compares a model with itself: the baseline is its prefill path, the candidates are other ways to feed it.
 
     ``vary`` names the ways: ``decode`` and ``chunked`` (prefill of ``chunk_tokens`` at a time). ``sequences`` and
     ``chunk_tokens`` may be lists, in which each number is a candidate. ``arguments`` are those of a question and the
     engine's options. All runs are kept in ``out`` (``prefill``, ``decode-16``, …), else in the cache folder.
 
-    With ``vary="noise"`` the same is computed ``repeat`` times, and with ``{"dtype": ["float32", "bfloat16"]}`` under
-    each value of a setting: the result is a ``Noise``, as of ``sm.noise``.
-
     >>> paths("table:uniform", text="any text", sequences=[1, 4])[1].kl.max()
     np.float64(0.0)
-    >>> paths("table:uniform", text="any text", vary="noise").settings[0].repeats.max
-    0.0
     """
     if isinstance(vary, Mapping) or vary == NOISE:
-        require_none({"chunk_tokens": chunk_tokens, "out": out, "fresh": fresh}, "noise is computed anew and not kept")
-        how: dict[str, Any] = {"engine": engine, "tokenizer": tokenizer, "progress": progress, **arguments}
-        return noise(model, vary=None if isinstance(vary, str) else vary, repeat=2 if repeat is None else repeat, **how)
-    require_none({"repeat": repeat}, "ways to feed a model are compared once, with a rerun of a few windows")
+        raise OptionError("paths feeds a model in other ways", fix="use sm.noise(MODEL, vary=…) for the rest")
     if arguments.get("path") is not None:
         raise OptionError("paths measures both paths", fix="leave --path out")
     feeding = {name: arguments.get(name) for name in ("sequences", "prefill_tokens")}

@@ -217,6 +217,8 @@ class CacheTypes:
             if name not in known or known[name][1].details.cache_part is None or not isinstance(value, list | tuple):
                 continue
             flag = known[name][1].flag
+            if not value:
+                raise OptionError(f"{flag} has no value", fix="give a type")
             twice = next((one for one in value if value.count(one) > 1), None)
             if twice is not None:
                 raise OptionError(f"{flag} has {twice} twice", fix="give each type once")

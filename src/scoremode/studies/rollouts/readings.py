@@ -109,7 +109,7 @@ class Reading:
     drafts: Speculation | None  # if asked for, and if texts are greedy or drawn from the writer's own distribution
     examples: tuple[OtherChoice, ...] = ()
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         found = {"partings": self.partings, "own_texts": self.read, "drafts": self.drafts}
         known = {name: one.statistics() for name, one in found.items() if one is not None}
         examples = [asdict(one) for one in self.examples]

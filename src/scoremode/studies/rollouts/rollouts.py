@@ -277,7 +277,7 @@ def _check(written: WrittenTokens, asked: WritingRequest, writer: Writer, vocabu
 
 
 # ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────────
-def _row(task: WritingTask, lazy: LazyModel, number: int, text: KeptText) -> dict[str, Any]:
+def _row(task: WritingTask, lazy: LazyModel, number: int, text: KeptText) -> dict[str, object]:
     """A text as a row of texts.parquet."""
     prompt, sample = divmod(number, task.samples)
     (prompt_text, prompt_ids), (ids, logprob, raw, finish) = task.encoded[prompt], text
@@ -291,7 +291,7 @@ def _row(task: WritingTask, lazy: LazyModel, number: int, text: KeptText) -> dic
 
 def _manifest(
     writer: Writer, lazy: LazyModel, task: WritingTask, texts: Sequence[KeptText], identity: dict[str, Any]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Everything that another person needs to get the texts again."""
     finishes = {name: sum(finish == name for *_, finish in texts) for name in FINISHES}
     used = [ids for ids, *_ in texts] + [ids for _, ids in task.encoded]

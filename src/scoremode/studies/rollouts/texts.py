@@ -78,7 +78,7 @@ class Rollouts:
         manifest = read_sealed(path / ROLLOUTS, ManifestForm, format=FORMAT, fix=AGAIN)
         if file_sha256(path / TEXTS) != manifest["texts_sha256"]:
             raise RunError(f"{path / TEXTS} was changed after it was written", fix=AGAIN)
-        found = Rollouts(**_read_texts(path / TEXTS), manifest=manifest, path=str(path))
+        found = _read_texts(path, manifest)
         numbers = [] if "logprob" in manifest.get("missing", ()) else found.logprob
         ids = np.concatenate([np.zeros(0, np.int32), *found.prompt_ids, *found.written])
         known = np.concatenate([np.zeros(0), *found.raw_logprob, *numbers])
@@ -144,9 +144,9 @@ class ManifestForm(msgspec.Struct):
     tokenizer: Sha256
     tokens_sha256: Sha256  # of the bytes of all tokens in the texts: another tokenizer may have the same
     texts_sha256: Sha256
-    sampling: dict[str, Any]
+    sampling: dict[str, float | list[int]]
     notes: list[str]
-    identity: dict[str, Any]
+    identity: dict[str, object]
     missing: list[Literal["logprob"]] = []  # columns that the engine could not give: NaN
 
 
@@ -181,7 +181,7 @@ def schema() -> pa.Schema:
     return pa.schema([pa.field(n, k, nullable=False) for n, k in kinds.items()] + [pa.field("answer", pa.string())])
 
 
-def write_texts(file: IO[bytes], rows: Sequence[Mapping[str, Any]]) -> None:
+def write_texts(file: IO[bytes], rows: Sequence[Mapping[str, object]]) -> None:
     """Writes rows, which have a value for each column of ``schema``."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -201,15 +201,13 @@ def has_texts(path: Path) -> bool:
         return False
 
 
-def _read_texts(path: Path) -> dict[str, Any]:
-    """The columns of texts.parquet, as ``Rollouts`` has them."""
+def _read_texts(folder: Path, manifest: dict[str, Any]) -> Rollouts:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = pq.read_table(pa.OSFile(os.fsencode(path)))
-    found = {name: _values(table[name].combine_chunks()) for name in table.schema.names}
-    found["written"] = found.pop("ids")
-    return found
+    table = pq.read_table(pa.OSFile(os.fsencode(folder / TEXTS))).rename_columns({"ids": "written"})
+    columns = {name: _values(table[name].combine_chunks()) for name in table.schema.names}
+    return Rollouts(**columns, manifest=manifest, path=str(folder))
 
 
 def _values(column: Any) -> Any:
@@ -262,7 +260,7 @@ class RolloutsFolder(Resumable[Rollouts]):
     def _data(self) -> Mapping[str, Mark]:
         return {TEXTS: has_texts}
 
-    def _open(self, manifest: dict[str, Any]) -> Rollouts:
+    def _open(self, manifest: Mapping[str, Any]) -> Rollouts:
         return Rollouts.open(self.folder)
 
     def begin_texts(self) -> dict[int, KeptText]:
@@ -271,7 +269,7 @@ class RolloutsFolder(Resumable[Rollouts]):
         self.records: RecordFile = self.open_journal()
         return {number: unpack(body) for number, _, body in self.records.replay()}
 
-    def save(self, rows: Sequence[Mapping[str, Any]], manifest: dict[str, Any]) -> Rollouts:
+    def save(self, rows: Sequence[Mapping[str, object]], manifest: Mapping[str, object]) -> Rollouts:
         """Writes all texts and the manifest, removes the journal, and returns the rollouts."""
         with written_atomically(self.folder / TEXTS) as file:
             write_texts(file, rows)

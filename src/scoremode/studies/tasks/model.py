@@ -15,23 +15,36 @@ from contextlib import contextmanager
 from dataclasses import fields
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakSet
 
+import msgspec
 import numpy as np
 from lm_eval.api.model import TemplateLM
 from tqdm import tqdm
 
+from scoremode.core.arguments import require_text
 from scoremode.core.disk.files import write_atomically
 from scoremode.core.disk.manifests import differing_fields
 from scoremode.core.engine.base import Engine
 from scoremode.core.engine.plugin import Work
+from scoremode.core.engine.registry import all_options, require_read
+from scoremode.core.plan.path import PREFILL
 from scoremode.core.strict_json import read_object
+from scoremode.core.verbs.model import LazyModel
 from scoremode.core.verbs.question import identify
 from scoremode.core.verbs.run_contents import describe_engine, describe_model
 from scoremode.core.verbs.scoring import Continuation, Likelihood, likelihoods
-from scoremode.errors import EngineError, InputError, ModelError, OptionError, RunError, print_line
-from scoremode.studies.tasks import model_arguments
+from scoremode.errors import (
+    EngineError,
+    InputError,
+    ModelError,
+    OptionError,
+    RunError,
+    UnknownArgumentError,
+    did_you_mean,
+    print_line,
+)
 from scoremode.studies.tasks.encoding import Encoded, HarnessEncoder
 from scoremode.values import Ints
 
@@ -41,8 +54,21 @@ COUNTED = {
     "spanning": "a token spans the end of the context, and the harness's rule scores other tokens than the text has",
     "truncated": "the context was cut on its left to fit the model",
 }
+OTHER_NAMES = {"pretrained": "model", "peft": "adapter"}  # names that the harness's own back ends use
+TOKEN = "the harness writes its model arguments into its results, so an access token must not be among them"
 OPEN: WeakSet[ScoremodeLM] = WeakSet()
 """All models that were created, so that a command line can close them."""
+
+
+class AdapterSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the adapter itself, not of an engine."""
+
+    max_length: int | None = None  # the most tokens that are fed; None: the model's context
+    add_bos_token: bool | None = None  # None: the tokenizer's own rule
+    prefix_token_id: int | None = None  # the token before texts without context; None: BOS, else EOS
+    greedy: Literal["measured", "unknown-is-false"] = "measured"  # unknown: the engine does not measure ranks
+    enable_thinking: bool | None = None  # for chat templates that have this setting; never True for log-likelihoods
+    chat_template_args: dict[str, Any] | None = None
 
 
 class ScoremodeLM(TemplateLM):  # type: ignore[misc]
@@ -62,14 +88,14 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
         device: str | None = None,
         **given: Any,
     ) -> None:
-        """``given`` are the fields of ``model_arguments.AdapterSettings``, and the engine's options by their names."""
+        """``given`` are the fields of ``AdapterSettings``, and the engine's options by their names."""
         super().__init__()
         del max_batch_size
         if batch_size is not None and str(batch_size) not in ("1", "auto"):
             print_line(f"scoremode: batch_size {batch_size} is not used: engines fill batches by tokens")
         if device not in (None, _usual_device()):
             raise OptionError(f"--device {device} is not for scoremode", fix="give device=… in --model_args")
-        self.held, self.settings = model_arguments.read({"pretrained": pretrained, **given})
+        self.held, self.settings = read_arguments({"pretrained": pretrained, **given})
         self.subject = self.held.subject
         self.max_length = self._choose_max_length()
         self.encoder = HarnessEncoder(
@@ -324,3 +350,53 @@ def claim_cache(database: Path, answers: int, wanted: Mapping[str, Any]) -> None
     if differing:
         what = f"{database} holds answers of another model or other settings (it differs in: {differing})"
         raise RunError(what, fix="give another --use_cache")
+
+
+# ── the arguments of the model ───────────────────────────────────────────────────────────────────────────────────────
+def read_arguments(given: Mapping[str, Any]) -> tuple[LazyModel, AdapterSettings]:
+    """Reads the model and the settings. Refuses everything that can be refused before the model is loaded."""
+    named = {OTHER_NAMES.get(name, name): value for name, value in given.items() if value is not None}
+    if len(named) < len([value for value in given.values() if value is not None]):
+        raise OptionError("the model is given twice", fix="give model or pretrained, not both")
+    if "token" in named:
+        raise OptionError(TOKEN, fix="set HF_TOKEN instead")
+    model = named.pop("model", None)
+    if model is None:
+        raise OptionError("no model was given", fix="give --model_args model=NAME")
+    engine = named.pop("engine", None)
+    if not isinstance(engine, Engine):  # an engine that is already open is used as it is
+        engine = _text("engine", engine)
+    tokenizer = _text("tokenizer", named.pop("tokenizer", None))
+    try:
+        ours = {name: named.pop(name) for name in AdapterSettings.__struct_fields__ if name in named}
+        settings = msgspec.convert(ours, AdapterSettings)
+    except msgspec.ValidationError as error:
+        raise OptionError(f"model_args: {error}", fix="see docs/tasks.md") from None
+    if settings.enable_thinking:
+        raise OptionError("enable_thinking is not for log-likelihoods", fix="leave enable_thinking out")
+    held = LazyModel.named(_text("model", model) or "", engine, _engine_options(named), tokenizer, many_questions=True)
+    require_read(held.chosen.options, PREFILL, has_flag=False)
+    held.settings()  # refuses options that cannot work
+    return held, settings
+
+
+def _engine_options(named: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the engine's options. The harness turns digits into numbers; this turns them back into text if needed."""
+    known = all_options()
+    found = {}
+    for name, value in named.items():
+        if name not in known:
+            names = [*known, *AdapterSettings.__struct_fields__, "model", "engine", "tokenizer"]
+            raise UnknownArgumentError(f"there is no argument {name}", fix=did_you_mean(name, names))
+        is_text = known[name][1].kind == "str"
+        found[name] = str(value) if is_text and isinstance(value, int) and not isinstance(value, bool) else value
+    return found
+
+
+def _text(name: str, value: Any) -> str | None:
+    if isinstance(value, Path) or (isinstance(value, int) and not isinstance(value, bool)):
+        return str(value)  # a folder may have a number as its name
+    if value is None:
+        return None
+    require_text(name, value)
+    return str(value)

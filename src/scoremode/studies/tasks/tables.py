@@ -115,7 +115,7 @@ def tasks_method(found: Sequence[TasksComparison]) -> list[str]:
     return lines
 
 
-def tasks_json(found: Sequence[TasksComparison]) -> dict[str, Any]:
+def tasks_json(found: Sequence[TasksComparison]) -> dict[str, object]:
     first = found[0]
     return {
         "baseline": first.baseline_name,
@@ -135,7 +135,7 @@ def tasks_json(found: Sequence[TasksComparison]) -> dict[str, Any]:
     }
 
 
-def _flip_json(flip: Flip) -> dict[str, Any]:
+def _flip_json(flip: Flip) -> dict[str, object]:
     return {
         "task": flip.task,
         "document": flip.document.number,

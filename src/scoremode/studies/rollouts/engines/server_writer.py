@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -29,10 +29,23 @@ from scoremode.errors import EngineError, OptionError
 from scoremode.studies.rollouts.writing import DrawingRules, Tell, Writer, WritingRequest, WrittenTokens
 from scoremode.values import Bools, Floats, Ids
 
-NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}  # else defaults of the served model would apply
 LIKELY = 5  # tokens whose log-probabilities are compared
 MOVED = 0.05  # nats; more than batches change
 IDS = "token_id:"  # how a token is named if ids are asked for
+
+
+class _Request(msgspec.Struct):
+    model: str
+    prompt: list[int]
+    max_tokens: int
+    seed: int
+    temperature: float
+    top_p: float
+    logprobs: int  # of how many tokens
+    return_tokens_as_token_ids: bool = True
+    top_k: int = -1  # this and what follows: else defaults of the served model would apply
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
 
 
 class _Logprobs(msgspec.Struct):
@@ -89,7 +102,7 @@ class ServerWriter(Writer):
     def _require_raw(self) -> None:
         """Refuses numbers that depend on the temperature: two temperatures tell."""
         probe = list(self.engine.probe_ids)
-        both = [self._complete(self._body(probe, 1, 0, temperature=t)).likely for t in (1.0, 0.5)]
+        both = [self._complete(self._request(probe, 1, 0, temperature=t)).likely for t in (1.0, 0.5)]
         first, second = (likely[0] if likely else {} for likely in both)
         moved = [abs(first[name] - second[name]) for name in first.keys() & second.keys()]
         if not moved or not np.max(moved) <= MOVED:  # NaN, too
@@ -116,29 +129,28 @@ class ServerWriter(Writer):
         self.engine.require_same()
 
     def _written(self, asked: WritingRequest) -> WrittenTokens:
-        found = self._complete(self._body(asked.prompt.tolist(), asked.room, asked.seed))
+        found = self._complete(self._request(asked.prompt.tolist(), asked.room, asked.seed))
         raw = found.logprob
         drawn = np.zeros(len(raw)) if self.rules.is_greedy else np.full(len(raw), np.nan) if self.missing else raw
         return WrittenTokens(found.ids, drawn, raw, "stop" if found.finish == "stop" else None)
 
-    def _body(self, prompt: list[int], room: int, seed: int, *, temperature: float | None = None) -> dict[str, Any]:
+    def _request(self, prompt: list[int], room: int, seed: int, *, temperature: float | None = None) -> _Request:
         """A request by the rules; with ``temperature``, one that asks for the likeliest tokens at it, unfiltered."""
-        asked = {"model": self.engine.subject.served.model, "prompt": prompt, "max_tokens": room, "seed": seed}
-        asked |= {"return_tokens_as_token_ids": True, **NEUTRAL}
+        model, rules = self.engine.subject.served.model, self.rules
         if temperature is not None:
-            return {**asked, "top_p": 1.0, "temperature": temperature, "logprobs": LIKELY}
-        return {**asked, "top_p": self.rules.top_p, "temperature": self.rules.temperature, "logprobs": 1}
+            return _Request(model, prompt, room, seed, temperature, 1.0, LIKELY)
+        return _Request(model, prompt, room, seed, rules.temperature, rules.top_p, 1)
 
-    def _complete(self, body: dict[str, Any]) -> _Completion:
-        largest = SMALL + BYTES_PER_TOKEN * (len(body["prompt"]) + LIKELY * body["max_tokens"])
-        reply = self._link.post(COMPLETIONS, body, largest=largest)
+    def _complete(self, request: _Request) -> _Completion:
+        largest = SMALL + BYTES_PER_TOKEN * (len(request.prompt) + LIKELY * request.max_tokens)
+        reply = self._link.post(COMPLETIONS, msgspec.to_builtins(request), largest=largest)
         if not reply.good:
             raise EngineError(
                 f"the server refuses to write ({reply.status}: {reply.words})",
                 fix="see to it, then run this again",
             )
         self.engine.require_names(reply.fields)
-        return _read(self._link, reply.value, body["max_tokens"])
+        return _read(self._link, reply.value, request.max_tokens)
 
     def close(self) -> None:
         self._link.close()
