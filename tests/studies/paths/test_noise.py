@@ -102,7 +102,6 @@ def test_bad_settings_are_refused(vary: dict[str, list[Any]], says: str) -> None
         (["dtype"], "give --vary dtype=A,B"),
         (["batch-tokens=32,"], "give --vary batch-tokens=A,B"),
         (["batch-tokens=32,many"], "batch_tokens is 'many', which is not a whole number"),
-        (["dtype=float32", "dtype=bfloat16"], "one --vary dtype=A,B"),
         (["head=exact,approximate"], "--head approximate is not known; give exact or as-served"),
         (["dtype=float32,float31"], "--dtype float31 is not known"),
         (["tensor-parallel-size=1,2"], "--tensor-parallel-size does not apply to the transformers engine"),

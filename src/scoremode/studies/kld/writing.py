@@ -41,7 +41,7 @@ class KldTarget:
     """A file that can be written, and the question to the baseline."""
 
     output: Output
-    question: dict[str, Any]
+    question: dict[str, object]
     fresh: bool
 
     @staticmethod
@@ -107,7 +107,7 @@ def _work_folder(output: Output) -> Path:
     return output.path.with_name(f".{output.path.name}.scoremode")
 
 
-def _question(question: Mapping[str, Any]) -> dict[str, Any]:
+def _question(question: Mapping[str, Any]) -> dict[str, object]:
     """The question with the method of .kld files; refuses another method."""
     method = question.get("method") or METHOD
     if method != METHOD:

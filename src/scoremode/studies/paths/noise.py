@@ -187,10 +187,7 @@ def parse_vary(texts: Sequence[str]) -> dict[str, list[Any]]:
     for text in texts:
         flag, _, values = text.partition("=")
         name, given = _known_name(flag), [value.strip() for value in values.split(",")]
-        if name in found:
-            fix = f"put all its values in one --vary {_flag(name)}=A,B"
-            raise OptionError(f"--vary {_flag(name)} is given twice", fix=fix)
-        found[name] = given if may_vary()[name] == "str" else [_number(value) for value in given]
+        found.setdefault(name, []).extend(given if may_vary()[name] == "str" else map(_number, given))
     return found
 
 

@@ -147,7 +147,7 @@ def _for_prefill(model: LazyModel) -> LazyModel:
 
 
 def _variation(
-    first: Variation, decodes: LazyModel, way: Feeding, question: dict[str, Any], progress: Progress | None
+    first: Variation, decodes: LazyModel, way: Feeding, question: dict[str, object], progress: Progress | None
 ) -> Variation:
     """The model as it is fed in another way, with an engine of its own."""
     model, asked, size = first.model, first.asked, way.size
@@ -161,9 +161,9 @@ def _variation(
     return Variation({way.kind: size}, f"{way.kind} against prefill", model, asked)
 
 
-def _prefilled(first: Variation, question: dict[str, Any], folders: Folders, tokenizer: str | None) -> Run:
+def _prefilled(first: Variation, question: dict[str, object], folders: Folders, tokenizer: str | None) -> Run:
     out = folders.folder("prefill")
-    how: dict[str, Any] = {"fresh": folders.fresh, "progress": folders.progress}
+    fresh, progress = folders.fresh, folders.progress
     if first.model.plugin.able().hidden_states:
-        return reference_of(first.model, question, out, tokenizer=tokenizer, **how)
-    return ppl_of(first.model, question, out=out, **how)
+        return reference_of(first.model, question, out, tokenizer=tokenizer, fresh=fresh, progress=progress)
+    return ppl_of(first.model, question, out=out, fresh=fresh, progress=progress)

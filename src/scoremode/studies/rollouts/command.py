@@ -91,7 +91,7 @@ class RolloutsVerb(Verb):
 
 
 # ── compare ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def asked(parsed: argparse.Namespace) -> dict[str, Any]:
+def asked(parsed: argparse.Namespace) -> dict[str, object]:
     """The rollouts on which models are compared, read once for all; {} for other texts."""
     from scoremode.studies.rollouts.texts import PREFIX, Rollouts
 

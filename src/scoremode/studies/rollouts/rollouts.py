@@ -179,7 +179,7 @@ class WritingTask:
             found.append(WritingRequest(self.encoded[prompt][1], seed, rooms[number]))
         return found
 
-    def identity(self, lazy: LazyModel) -> dict[str, Any]:
+    def identity(self, lazy: LazyModel) -> dict[str, object]:
         """The facts that must be equal for stored texts to be these."""
         answers = [row.answer for row in self.prompts.rows]
         return identify(

@@ -68,7 +68,7 @@ class AdapterSettings(msgspec.Struct, frozen=True, kw_only=True):
     prefix_token_id: int | None = None  # the token before texts without context; None: BOS, else EOS
     greedy: Literal["measured", "unknown-is-false"] = "measured"  # unknown: the engine does not measure ranks
     enable_thinking: bool | None = None  # for chat templates that have this setting; never True for log-likelihoods
-    chat_template_args: dict[str, Any] | None = None
+    chat_template_args: dict[str, object] | None = None
 
 
 class ScoremodeLM(TemplateLM):  # type: ignore[misc]
@@ -232,7 +232,7 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
         return bool(greedy)
 
     # ── facts for the harness ────────────────────────────────────────────────────────────────────────────────────────
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """Returns the facts that stored answers must share with this model; known before anything is loaded."""
         names = ("add_bos_token", "prefix_token_id", "greedy")
         ours = {"max_length": self.max_length, **{name: getattr(self.settings, name) for name in names}}
@@ -273,7 +273,7 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         return [int(i) for i in self.encoder.text(string, special=add_special_tokens)]
 
-    def apply_chat_template(self, chat_history: list[dict[str, Any]], add_generation_prompt: bool = True) -> str:
+    def apply_chat_template(self, chat_history: list[dict[str, object]], add_generation_prompt: bool = True) -> str:
         """Renders a conversation up to the start of the answer, or, without that, inside of the last message."""
         more = dict(self.settings.chat_template_args or {})
         if self.settings.enable_thinking is not None:

@@ -41,7 +41,7 @@ def render_tasks(found: Sequence[TasksComparison]) -> str:
     )
 
 
-def _flips(c: TasksComparison) -> list[dict[str, Any]]:
+def _flips(c: TasksComparison) -> list[dict[str, object]]:
     found = []
     for task, of_task in groupby(c.flips(), key=lambda flip: flip.task):
         flips = list(of_task)
@@ -51,7 +51,7 @@ def _flips(c: TasksComparison) -> list[dict[str, Any]]:
     return found
 
 
-def _flip(flip: Flip) -> dict[str, Any]:
+def _flip(flip: Flip) -> dict[str, object]:
     document = flip.document
     context = "" if document.chosen_in_context else document.pairs[0][0]
     question = context if len(context) <= LONGEST_QUESTION else f"…{context[-LONGEST_QUESTION:]}"

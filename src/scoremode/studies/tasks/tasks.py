@@ -174,7 +174,7 @@ def _notes(base: LoggedModel, cand: LoggedModel, found: Sequence[PairedTask], me
         if metric is not None and task.metric != metric:
             notes.append(f"{task.name}: has no {metric}, so recovery is about {task.metric}")
         if others := base.tasks[task.name].others:
-            notes.append(f"{task.name}: {', '.join(others)} not compared, being no means over documents to be raised")
+            notes.append(f"{task.name}: only means over documents are compared, and not {', '.join(others)}")
         if task.kl is not None and task.chosen is None:
             notes.append(f"{task.name}: the log does not show which choice is the likeliest per character")
         unknown = sum(document.gold is None for document in task.documents)
