@@ -84,13 +84,6 @@ def test_a_model_against_its_own_file_may_be_negative_and_says_why(tmp_path: Pat
     assert found.statistics()["same_top"] == 1.0
 
 
-def test_the_text_and_its_bytes_come_back_from_the_ids(tmp_path: Path) -> None:
-    found = compared(table_file(tmp_path / "base.kld"), LINES)
-    whole = sm.ppl("table:uniform", text=TEXT, method="llamacpp", context_length=CONTEXT)
-    for name in ("id", "token", "byte_len", "word_starts", "text"):
-        assert np.array_equal(getattr(found.candidate.facts, name), getattr(whole.facts, name)), name
-
-
 def test_candidates_by_name_resume_and_are_found_again(tmp_path: Path, tiny: Path) -> None:
     path = written(tiny, tmp_path / "base.kld")
     out = tmp_path / "out"

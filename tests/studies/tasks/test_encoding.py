@@ -49,18 +49,6 @@ def test_ids_are_those_of_the_harness(which: str, add_bos: bool | None, request:
     assert [(one.ids.tolist(), one.first) for one in ours] == encoded_by_the_harness(lm, PAIRS)
 
 
-def test_add_bos_puts_one_first_whatever_the_tokenizer_does(tiny: Path) -> None:
-    encoder = HarnessEncoder(HuggingFaceTokenizer.load(tiny), max_length=100, add_bos=True)
-    assert encoder.text("The fox").tolist() == [0, *encoder.text("The fox", special=False).tolist()]
-    assert encoder.text("<s>The fox").tolist() == encoder.text("<s>The fox", special=False).tolist(), "not doubled"
-
-
-def test_a_context_that_does_not_fit_is_cut_on_its_left() -> None:
-    found = HarnessEncoder(ByteTokenizer(), max_length=4).pair("abcdef", "gh")
-    assert bytes(found.asked.ids.tolist()) == b"defgh"
-    assert (found.asked.first, found.truncated) == (3, 3)
-
-
 def test_only_spaces_are_a_text_without_context(tiny: Path) -> None:
     """The harness fails on these with an assertion, where the tokenizer adds no BOS."""
     found = HarnessEncoder(HuggingFaceTokenizer.load(tiny), max_length=100).pair("  ", "fox").asked

@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from scoremode.errors import EngineError, InputError, OptionError, RunError
@@ -305,11 +304,3 @@ def test_an_empty_continuation_is_named(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="document 4 of own_empty: a continuation has 0 tokens"):
         evaluate(lm, tmp_path / "tasks", ["own_empty"])
     assert not lm.held.is_open
-
-
-def test_the_harness_may_bring_its_own_ids(tiny: Path) -> None:
-    lm, theirs = ours(tiny), harness_model(tiny)
-    requests = [(None, [5, 6, 7], [8, 9]), (None, [5], [6])]
-    found, wanted = (x._loglikelihood_tokens(requests, disable_tqdm=True) for x in (lm, theirs))
-    assert np.array(found)[:, 0] == pytest.approx(np.array(wanted)[:, 0], abs=1e-4)
-    assert [f[1] for f in found] == [w[1] for w in wanted]
