@@ -148,7 +148,7 @@ FLAGS = [
     (f"{PATHS} --sequences many", "not a whole number"),
     (f"{PATHS} --vary sideways", "known: chunked, decode"),
     (f"{PATHS} --vary chunked", "no chunked path"),
-    (f"{PATHS} --vary cache-hit", "there is no way 'cache-hit' to feed a model"),
+    (f"{PATHS} --vary cache-hit", "not compared with prefill any more"),
     (f"{ABC} --path decode --prefill-tokens x", "--prefill-tokens"),
     (f"{ABC} --engine transformers", "--engine table"),
     (f"{ABC} --engine server", "http://HOST:PORT"),
