@@ -17,7 +17,6 @@ from scoremode.errors import OptionError, did_you_mean
 
 NAMES = ("source", "place", "model", "baseline", "corpus", "method", "engine")  # fields of manifests that are shown
 HOW_MUCH = "give --older-than 30d, --larger-than 10GB or both"
-NOT_DESCRIBED = ("logs", "tasks", "tokenizers")  # their marks are not manifests
 
 
 def cache(
@@ -84,8 +83,8 @@ def _listed(root: Path, now: float, kinds: Collection[str]) -> dict[str, Any]:
 def _contents(entry: Entry) -> str:
     """Describes an entry by its manifest. Nothing is hashed, so an edit is not noticed."""
     mark = mark_of(entry.path)
-    if entry.kind in NOT_DESCRIBED or not mark.exists():
-        return "" if entry.kind in NOT_DESCRIBED else "unfinished"
+    if not mark.exists():
+        return "unfinished"
     try:
         found = read_object(mark)
     except (OSError, ValueError):

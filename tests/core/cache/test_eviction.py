@@ -22,22 +22,20 @@ import scoremode as sm
 from scoremode.cli.cache import cache
 from scoremode.core.cache.entries import (
     CHANGED,
-    GONE,
     IN_USE,
     cache_limit,
     entries,
     evict,
-    hold_model,
+    hold_entry,
     inspect_entry,
     make_room,
     mark_used,
     remove,
 )
-from scoremode.core.cache.units import age_words, parse_age, parse_size, size_words
+from scoremode.core.cache.units import parse_age, parse_size
 from scoremode.core.disk import locks
 from scoremode.core.disk.folders import entry_folder
 from scoremode.core.disk.locks import Lock
-from scoremode.core.references.reader import Reference
 from scoremode.core.store import runs
 from tests import forked
 
@@ -139,9 +137,7 @@ def test_sizes(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize(
-    "text", ["", "GB", "10", "10G", "-1GB", "+1GB", "1e3MB", "nanGB", "infGB", "1,5GB", "10XB", " 10GB", "١GB", "1_0GB"]
-)
+@pytest.mark.parametrize("text", ["", "GB", "10", "10G", "-1GB", "1e3MB", "nanGB", "1,5GB", "10XB", " 10GB", "١GB"])
 def test_what_is_not_a_size(text: str) -> None:
     with pytest.raises(ValueError, match="is not a size, as in 500MB"):
         parse_size(text)
@@ -159,19 +155,6 @@ def test_what_is_not_an_age(text: str) -> None:
     with pytest.raises(ValueError, match="is not an age, as in 12h") as error:
         parse_age(text)
     assert len(str(error.value)) < 150
-
-
-@pytest.mark.parametrize(
-    ("size", "words"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (999_960, "1 MB"), (99_940_000, "99.9 MB"), (99_960_000, "100 MB")],
-)
-def test_sizes_in_words(size: int, words: str) -> None:
-    assert size_words(size) == words
-
-
-@pytest.mark.parametrize(("age", "words"), [(-5, "0 s"), (59, "59 s"), (60, "1 min"), (DAY - 1, "23 h"), (DAY, "1 d")])
-def test_ages_in_words(age: float, words: str) -> None:
-    assert age_words(age) == words
 
 
 @pytest.mark.parametrize(
@@ -249,8 +232,6 @@ def foreign_things(root: Path, a_run: Callable[..., Path]) -> dict[str, Path]:
     (root / "references").symlink_to(outside)
     (root / "models" / "my-model").mkdir(parents=True)
     (root / "models" / "my-model" / "config.json").write_text("{}")
-    (root / "logs").mkdir()
-    (root / "logs" / "mine.log").write_text("mine")
     (root / "photos").mkdir()
     (root / "photos" / "cat.jpg").write_text("cat")
     (root / os.fsdecode(b"not-utf8-\xff")).write_text("x")
@@ -289,28 +270,18 @@ def test_a_link_to_the_whole_cache_is_followed(
     assert len(cache("prune", older_than=0.0)["removed"]) == 1
 
 
-def test_converted_models_and_logs(root: Path) -> None:
-    model = root / "models" / "smollm2-135m-1"
-    (model / "inner").mkdir(parents=True)
-    (model / "inner" / "weights").write_bytes(b"x" * 500)
-    (model / "scoremode.json").write_text(json.dumps({"source": "a.gguf", "sha256": "0", "conversion": 1}))
-    (root / "logs").mkdir()
-    (root / "logs" / "vllm-123-0123abcd.log").write_text("it failed")
-    found = {entry["kind"]: entry for entry in cache()["entries"]}
-    assert found["models"]["contents"] == "a.gguf"
-    assert found["models"]["size"] > 500
-    assert {entry["kind"] for entry in cache("prune", older_than=0.0)["removed"]} == {"models", "logs"}
-    assert names(root / "models") == set()
-
-
 def test_a_model_that_this_process_uses_stays(root: Path) -> None:
     model = root / "models" / "smollm2-135m-1"
     model.mkdir(parents=True)
     (model / "scoremode.json").write_text(json.dumps({"source": "a.gguf", "sha256": "0", "conversion": 1}))
-    hold_model(model)
-    assert [entry["reason"] for entry in cache("prune", older_than=0.0)["skipped"]] == [IN_USE]
-    os.close(locks._shared.pop(model / "scoremode.json"))
+    (model / "inner").mkdir()
+    (model / "inner" / "weights").write_bytes(b"x" * 500)
+    hold_entry(model)
+    [entry] = cache("prune", older_than=0.0)["skipped"]
+    assert (entry["reason"], entry["contents"], entry["size"] > 500) == (IN_USE, "a.gguf", True)
+    os.close(locks._shared.popitem()[1])
     assert len(cache("prune", older_than=0.0)["removed"]) == 1
+    assert names(root / "models") == set()
 
 
 # ── which go ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -349,11 +320,10 @@ def test_only_the_chosen_kinds(a_run: Callable[..., Path], root: Path) -> None:
 
 
 # ── in use ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-@pytest.mark.parametrize("dry_run", [True, False])
-def test_a_folder_that_another_process_writes_into_stays(dry_run: bool, a_run: Callable[..., Path], root: Path) -> None:
+def test_a_folder_that_another_process_writes_into_stays(a_run: Callable[..., Path], root: Path) -> None:
     held, free = a_run(9), a_run(9)
     with another_process(HELD, held / ".lock"):
-        outcome = cache("prune", larger_than=0, dry_run=dry_run)
+        outcome = cache("prune", larger_than=0)
     assert [(entry["path"], entry["reason"]) for entry in outcome["skipped"]] == [(f"runs/{held.name}", IN_USE)]
     assert [entry["path"] for entry in outcome["removed"]] == [f"runs/{free.name}"]
     assert names(held) == {"scores.parquet", "manifest.json", ".lock"}
@@ -367,27 +337,12 @@ def test_a_reference_that_another_process_reads_stays(root: Path) -> None:
     assert len(cache("prune", older_than=0.0)["removed"]) == 1
 
 
-def test_a_reference_that_this_process_reads_stays_until_it_is_dropped(root: Path) -> None:
-    reference = Reference.open(str(sm.reference("table:uniform", text="any text").path))
-    assert len(cache("prune", older_than=0.0)["skipped"]) == 1
-    del reference
-    assert len(cache("prune", older_than=0.0)["removed"]) == 1
-
-
 def test_what_was_used_since_it_was_listed_stays(a_run: Callable[..., Path], root: Path) -> None:
     folder = a_run(9)
     [entry] = entries(root)
     mark_used(folder)
     assert remove(entry) == CHANGED
     assert names(folder) == {"scores.parquet", "manifest.json"}
-
-
-def test_an_entry_that_another_process_removed(a_run: Callable[..., Path], root: Path) -> None:
-    folder = a_run(9)
-    [entry] = entries(root)
-    shutil.rmtree(folder)
-    outcome = evict([entry], larger_than=0)
-    assert (outcome.removed, outcome.skipped, outcome.left) == ([], [(entry, GONE)], 0)
 
 
 def test_a_process_that_waits_for_a_removed_folder_creates_it_again(
@@ -447,11 +402,10 @@ def test_beyond_the_limit_the_least_recently_used_go_and_one_line_says_so(
     reference = a_run(25, size=20_000, kind="references")
     monkeypatch.setenv("SCOREMODE_CACHE_LIMIT", "60kB")
     run = sm.ppl("table:uniform", text="any text")
-    gone = "cache: removed 1 reference and 1 run (40 kB), last used before "
-    said = capsys.readouterr().err
-    assert said.startswith(gone)
-    assert said.endswith(", to stay below 60 kB; SCOREMODE_CACHE_LIMIT changes the limit\n")
-    assert said.count("\n") == 1
+    said = (
+        "cache: removed 1 run and 1 reference (40 kB), to stay below 60 kB; SCOREMODE_CACHE_LIMIT changes the limit\n"
+    )
+    assert capsys.readouterr().err == said
     assert [folder.exists() for folder in (*old, reference, Path(str(run.path)))] == [False, True, True, False, True]
     sm.ppl("table:uniform", text="some other text")
     assert capsys.readouterr().err == "", "there is room now"
@@ -464,31 +418,9 @@ def test_a_run_that_is_read_again_is_used(
     os.utime(first / "manifest.json", (time.time() - 90 * DAY,) * 2)
     other = a_run(30, size=20_000)
     assert sm.ppl("table:uniform", text="any text").cached
-    monkeypatch.setenv("SCOREMODE_CACHE_LIMIT", "30kB")
+    monkeypatch.setenv("SCOREMODE_CACHE_LIMIT", "20kB")
     sm.ppl("table:uniform", text="some other text")
     assert (first.exists(), other.exists()) == (True, False)
-
-
-def test_a_run_larger_than_the_limit_stays_and_empties_nothing(
-    a_run: Callable[..., Path], root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("SCOREMODE_CACHE_LIMIT", "5kB")
-    small, huge = a_run(9, size=1000), a_run(size=20_000)
-    make_room(huge)
-    assert (small.exists(), huge.exists(), capsys.readouterr().err) == (True, True, "")
-    make_room(a_run(size=1000))
-    assert (small.exists(), huge.exists()) == (True, False), "it goes first"
-
-
-def test_a_huge_reference_in_use_empties_nothing(
-    a_run: Callable[..., Path], root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Otherwise every candidate of a long comparison would remove all small entries."""
-    monkeypatch.setenv("SCOREMODE_CACHE_LIMIT", "5kB")
-    small, huge = a_run(9, size=1000), a_run(5, size=20_000, kind="references")
-    with another_process(HELD, huge / ".lock"):
-        make_room(a_run(size=1000))
-    assert (small.exists(), huge.exists()) == (True, True)
 
 
 @pytest.mark.parametrize("when", [-5e9, 8e9])
@@ -559,5 +491,4 @@ def test_a_lock_is_not_left_behind(a_run: Callable[..., Path], root: Path) -> No
     assert lock.acquire()
     assert remove(entry) == IN_USE
     lock.release()
-    assert remove(entry, dry_run=True) is None
     assert names(folder) == {"scores.parquet", "manifest.json"}

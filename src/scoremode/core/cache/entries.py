@@ -6,7 +6,6 @@ attributions/DIGEST              measured units of candidates (studies/attributi
 models/NAME                      converted checkpoints; scoremode.json is written last
 files/DIGEST                     copies of files behind URIs
 texts/DIGEST                     tokens of long texts, which earlier versions kept
-logs/ENGINE-….log                messages of an engine that failed
 KIND/.removed-NAME-TOKEN         an entry whose removal was interrupted
 
 An entry is ours if scoremode uses its name and the names of all its files. Anything else is foreign: it is not listed,
@@ -25,16 +24,14 @@ import secrets
 import shutil
 import stat
 import time
-import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 
-from scoremode.core.cache.units import counts_in_words, moment, parse_size, size_words
+from scoremode.core.cache.units import counts_in_words, parse_size, size_words
 from scoremode.core.disk import folders
-from scoremode.core.disk.folders import JOURNAL, LOCK, MANIFEST, MODEL_MARK, PLACE, SCORES, cache_folder
+from scoremode.core.disk.folders import JOURNAL, LOCK, MANIFEST, MODEL_MARK, cache_folder
 from scoremode.core.disk.locks import Lock, open_locked, share_until_exit
 from scoremode.errors import OptionError, RunError, print_line
 
@@ -44,24 +41,22 @@ MARKS = {
     "prob": MANIFEST,
     "attributions": folders.ATTRIBUTION,
     "models": MODEL_MARK,
-    "logs": "",
-    "texts": folders.TOKENS_MARK,
+    "texts": "tokens.json",
     "files": folders.FILE_MARK,
 }
 """By kind: the file that is written last. Its modification time is the entry's last use."""
 KINDS = tuple(MARKS)
-LIMITED = ("references", "runs", "prob", "attributions", "texts", "files")  # what the limit applies to
+LIMITED = tuple(kind for kind in KINDS if kind != "models")  # what the limit applies to
 JOURNALS = {JOURNAL, folders.PARTIAL_ATTRIBUTION}
+OUR_FILES = {*MARKS.values(), *JOURNALS, LOCK, folders.SCORES, folders.RESULTS, folders.PLACE}
+OUR_PATTERN = re.compile(r"\.scoremode-.*\.tmp|[a-z_]+\.(bin|wide)", re.DOTALL)  # being written; columns of tokens
 DIGEST = re.compile(r"[0-9a-f]{20}")
-LOG = re.compile(r"[a-z]+-[0-9]+-[0-9a-f]{8}\.log")
 LEFTOVER = re.compile(r"\.removed-[\w.-]+-[0-9a-f]{16}")
-COLUMN = re.compile(r"[a-z_]+\.(bin|wide)")  # of tokens
 
 DEFAULT_LIMIT = 50 * 10**9
 FILLED_AFTER_REMOVAL = 0.9  # share of the limit that stays filled, so that not every run causes another removal
 IN_USE = "another process is using it"
 CHANGED = "it was used just now"
-GONE = "another process removed it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,41 +85,28 @@ def inspect_entry(kind: str, path: Path) -> Entry | None:
     """One entry as it is now, judged by names; None if it is foreign, gone or not readable."""
     try:
         info = path.lstat()
-        if kind == "logs":
-            ours = stat.S_ISREG(info.st_mode) and LOG.fullmatch(path.name)
-            return Entry(kind, path, info.st_size, info.st_mtime) if ours else None
-        if not stat.S_ISDIR(info.st_mode):
-            return None
-        files = _files(path)
+        files = _files(path) if stat.S_ISDIR(info.st_mode) else None
     except OSError:
         return None
-    if not LEFTOVER.fullmatch(path.name):
-        named = kind == "models" or DIGEST.fullmatch(path.name)
-        if not named or not _is_ours(kind, files):
-            return None
+    if files is None or not (LEFTOVER.fullmatch(path.name) or _is_ours(kind, path, files)):
+        return None
     # not the folder's own time, which a lock file changes
     telling = files.keys() & {MARKS[kind], *JOURNALS} or files.keys() - {LOCK}
     used = max((files[name].st_mtime for name in telling), default=info.st_mtime)
     return Entry(kind, path, sum(found.st_size for found in files.values()), used)
 
 
-def _is_ours(kind: str, files: dict[str, os.stat_result]) -> bool:
+def _is_ours(kind: str, path: Path, files: dict[str, os.stat_result]) -> bool:
     if kind == "models":
         return MODEL_MARK in files
-    return all(stat.S_ISREG(found.st_mode) and _is_our_file(kind, file) for file, found in files.items())
+    return DIGEST.fullmatch(path.name) is not None and all(
+        stat.S_ISREG(found.st_mode) and _is_our_file(kind, name) for name, found in files.items()
+    )
 
 
 def _is_our_file(kind: str, name: str) -> bool:
-    """May a folder of this kind contain a file of this name?"""
-    if name in (LOCK, MARKS[kind]) or fnmatchcase(name, folders.TEMPORARY):
-        return True
-    if kind in ("runs", "references"):
-        return name in (SCORES, JOURNAL, PLACE) or folders.is_reference_file(name)
-    if kind == "prob":
-        return name in (folders.RESULTS, JOURNAL)
-    if kind == "texts":
-        return COLUMN.fullmatch(name) is not None
-    return name == folders.PARTIAL_ATTRIBUTION if kind == "attributions" else kind == "files" and os.sep not in name
+    known = name in OUR_FILES or folders.is_reference_file(name) or OUR_PATTERN.fullmatch(name) is not None
+    return known or (kind == "files" and os.sep not in name)  # a copy has the name of its original
 
 
 def _files(folder: Path) -> dict[str, os.stat_result]:
@@ -158,22 +140,14 @@ def mark_used(folder: Path) -> None:
             os.utime(mark_of(folder))
 
 
-def hold_entry(folder: Path, owner: object) -> None:
-    """Protect an entry of the cache from removal as long as ``owner`` exists.
+def hold_entry(folder: Path) -> None:
+    """Protect an entry of the cache from removal until this process ends, because its files are opened later.
 
-    For entries whose files are opened later. (A run does not need this: its file stays open and survives the removal.)
+    (A run does not need this: its file stays open and survives the removal.)
     """
-    if is_cached(folder):
-        with suppress(OSError):
-            file = open_locked(mark_of(folder), shared=True)
-            if file is not None:
-                weakref.finalize(owner, os.close, file)
-
-
-def hold_model(folder: Path) -> None:
-    """Protect a converted model from removal until this process ends."""
     mark_used(folder)
-    share_until_exit(mark_of(folder))
+    if is_cached(folder):
+        share_until_exit(mark_of(folder))
 
 
 # ── removal ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -200,59 +174,42 @@ def evict(
         old = older_than is not None and max(0.0, now - entry.used) >= older_than
         if not old and (larger_than is None or outcome.left <= larger_than):
             continue
-        reason = remove(entry, dry_run=dry_run)
-        if reason is None:
-            outcome.removed.append(entry)
-        else:
+        if not dry_run and (reason := remove(entry)) is not None:
             outcome.skipped.append((entry, reason))
-        if reason in (None, GONE):
-            outcome.left -= entry.size
+            continue
+        outcome.removed.append(entry)
+        outcome.left -= entry.size
     return outcome
 
 
-def remove(entry: Entry, *, dry_run: bool = False) -> str | None:
+def remove(entry: Entry) -> str | None:
     """Remove an entry; return the reason if it was not removed."""
     try:
-        if entry.kind == "logs":
-            if not dry_run:
-                entry.path.unlink()
-            return None
         with ExitStack() as held:
-            reason = _take(entry, held, dry_run=dry_run)
-            if reason is not None or dry_run:
+            if (reason := _take(entry, held)) is not None:
                 return reason
             away = entry.path.with_name(f".removed-{entry.path.name.lstrip('.')}-{secrets.token_hex(8)}")
             entry.path.rename(away)
         shutil.rmtree(away, ignore_errors=True)
         return "not all of it could be deleted" if away.exists() else None
     except (OSError, RunError) as error:  # Lock raises RunError
-        if not os.path.lexists(entry.path):
-            return GONE
         return f"it cannot be removed ({error.strerror})" if isinstance(error, OSError) else error.message
 
 
-def _take(entry: Entry, held: ExitStack, *, dry_run: bool) -> str | None:
+def _take(entry: Entry, held: ExitStack) -> str | None:
     """Lock the entry and inspect it again, because it may have changed; return the reason if it must stay."""
     lock = Lock(entry.path / LOCK)
-    # a dry run creates no lock file: if there is none, no process holds the lock
-    if not (_lock_existing(lock.path, held) if dry_run else lock.acquire()):
+    if not lock.acquire():
         return IN_USE
     held.callback(lock.release)
-    if not _lock_existing(mark_of(entry.path), held):
-        return IN_USE
+    with suppress(FileNotFoundError):
+        file = open_locked(mark_of(entry.path), shared=False)
+        if file is None:  # a reader shares a lock on it
+            return IN_USE
+        held.callback(os.close, file)
     now = inspect_entry(entry.kind, entry.path)
     # creating the lock changed the time of an empty folder
     return CHANGED if now is None or (now.used > entry.used and now.size) else None
-
-
-def _lock_existing(path: Path, held: ExitStack) -> bool:
-    """Lock a file exclusively, if it exists; False if a reader has a shared lock on it (``hold_entry``)."""
-    with suppress(FileNotFoundError):
-        file = open_locked(path, shared=False)
-        if file is None:
-            return False
-        held.callback(os.close, file)
-    return True
 
 
 # ── the limit ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -268,27 +225,19 @@ def cache_limit() -> int | None:
 
 
 def make_room(kept: Path) -> None:
-    """Remove the least recently used entries if the cache exceeds its limit. ``kept`` is the newest entry.
-
-    An entry that alone exceeds the limit does not push out others: it does not count, and it is the first to go.
-    """
+    """Remove the least recently used entries if all but ``kept``, which is the newest, exceed the limit."""
     limit = cache_limit()
     if limit is None or not is_cached(kept):
         return
     with suppress(OSError, RunError):  # a failed removal must not fail the run
         root = cache_folder()
-        found = list(entries(root, LIMITED))
-        others = [entry for entry in found if entry.path != root / kept.parent.name / kept.name]
-        gone = evict((entry for entry in others if entry.size > limit), older_than=0.0).removed
-        total, fitting = (sum(e.size for e in some if e.size <= limit) for some in (found, others))
-        if total > limit:
-            target = int(limit * FILLED_AFTER_REMOVAL) - (total - fitting)
-            gone += evict((entry for entry in others if entry.size <= limit), larger_than=target).removed
-        if gone:
-            counted = counts_in_words({kind: sum(entry.kind == kind for entry in gone) for kind in LIMITED})
-            newest = moment(max(entry.used for entry in gone) + 60).astimezone()  # to the minute, and never too early
-            freed = size_words(sum(entry.size for entry in gone))
+        others = [entry for entry in entries(root, LIMITED) if entry.path != root / kept.parent.name / kept.name]
+        if sum(entry.size for entry in others) <= limit:
+            return
+        gone = evict(others, larger_than=int(limit * FILLED_AFTER_REMOVAL))
+        if gone.removed:
+            counted = counts_in_words({kind: sum(entry.kind == kind for entry in gone.removed) for kind in LIMITED})
             print_line(
-                f"cache: removed {counted} ({freed}), last used before {newest:%Y-%m-%d %H:%M}, to stay "
-                f"below {size_words(limit)}; SCOREMODE_CACHE_LIMIT changes the limit"
+                f"cache: removed {counted} ({size_words(gone.freed)}), to stay below {size_words(limit)}; "
+                "SCOREMODE_CACHE_LIMIT changes the limit"
             )

@@ -31,7 +31,7 @@ REFERENCE, HEAD = "reference.json", "head.safetensors"  # of a reference, beside
 ROWS = "partial.rows"
 SHARD_NAME = re.compile(r"states-\d{5,}\.safetensors")
 
-MODEL_MARK, TOKENS_MARK, FILE_MARK = "scoremode.json", "tokens.json", ".file.json"
+MODEL_MARK, FILE_MARK = "scoremode.json", ".file.json"
 HASHES = "sha256.json"
 
 SET_IT = "set SCOREMODE_CACHE to a folder that can be written"

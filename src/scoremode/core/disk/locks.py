@@ -14,7 +14,7 @@ from scoremode.errors import RunError, print_line
 
 TAKEN = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES}
 
-_shared: dict[Path, int] = {}  # files that stay locked until this process ends
+_shared: dict[tuple[int, int], int] = {}  # files that stay locked until this process ends, by device and inode
 
 
 class Lock:
@@ -123,8 +123,7 @@ def open_locked(path: Path, *, shared: bool) -> int | None:
 
 def share_until_exit(path: Path) -> None:
     """Locks an existing file as a reader until this process ends; does nothing if it cannot be locked."""
-    if path not in _shared:
-        with suppress(OSError):
-            file = open_locked(path, shared=True)
-            if file is not None:
-                _shared[path] = file
+    with suppress(OSError):
+        found = path.stat()
+        if (found.st_dev, found.st_ino) not in _shared and (file := open_locked(path, shared=True)) is not None:
+            _shared[found.st_dev, found.st_ino] = file

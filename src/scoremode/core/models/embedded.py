@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from scoremode.core.cache.entries import hold_model
+from scoremode.core.cache.entries import hold_entry
 from scoremode.core.disk.files import file_sha256
 from scoremode.core.disk.folders import cache_folder
 from scoremode.core.text.tokenizer_file import quiet_transformers
@@ -29,7 +29,7 @@ def embedded_model() -> Path:
     """Returns the folder of SmolLM2-135M-Instruct as a Hugging Face checkpoint; converts it on the first call."""
     folder = cache_folder() / "models" / f"{EMBEDDED}-{CONVERSION}"
     if (folder / "scoremode.json").exists():
-        hold_model(folder)
+        hold_entry(folder)
         return folder
     gguf = embedded_gguf()
     if file_sha256(gguf) != EMBEDDED_SHA256:
@@ -50,7 +50,7 @@ def embedded_model() -> Path:
             raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    hold_model(folder)
+    hold_entry(folder)
     return folder
 
 

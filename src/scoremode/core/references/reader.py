@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from scoremode.core.cache.entries import hold_entry, mark_used
+from scoremode.core.cache.entries import hold_entry
 from scoremode.core.disk.files import open_regular, remembered_sha256
 from scoremode.core.disk.folders import HEAD, shard_name
 from scoremode.core.disk.stores import store_of
@@ -50,7 +50,6 @@ class Reference:
         """
         folder = Path(folder)
         manifest = read_reference_manifest(folder)
-        mark_used(folder)
         layout = msgspec.convert(manifest, ShardLayout)
         files = msgspec.convert(manifest, ReferenceManifest)
         expected = [(one.file, one.sha256, layout.shard_file(number)) for number, one in enumerate(files.shards)]
@@ -60,9 +59,8 @@ class Reference:
             if problem is None and verify and remembered_sha256(folder / name) != sha256:
                 problem = "was changed after the reference was made"
             _require_sound(folder, name, problem)
-        opened = Reference(folder, manifest, files, layout, place)
-        hold_entry(folder, opened)  # its files are opened later, when rows are read
-        return opened
+        hold_entry(folder)  # its files are opened later, when rows are read
+        return Reference(folder, manifest, files, layout, place)
 
     @property
     def targets(self) -> int:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
-from scoremode.core.cache.entries import cache_limit, hold_model, make_room, mark_used
+from scoremode.core.cache.entries import cache_limit, hold_entry, make_room, mark_used
 from scoremode.core.disk.files import file_sha256, write_atomically
 from scoremode.core.disk.folders import FILE_MARK, HEAD, LOCK, MANIFEST, REFERENCE, SCORES, SHARD_NAME, cache_folder
 from scoremode.core.disk.locks import hold_lock
@@ -81,7 +81,7 @@ def copy_of_file(place: RemotePath) -> Path:
         write_atomically(folder / FILE_MARK, json.dumps(known).encode())
 
     fetch_once(folder, FILE_MARK, place, fetch)
-    hold_model(folder)  # the copy is not removed while this process lives
+    hold_entry(folder)  # the copy is not removed while this process lives
     alias_path(str(copy), str(place))
     return copy
 
