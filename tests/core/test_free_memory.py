@@ -31,7 +31,6 @@ def system(folder: Path, monkeypatch: pytest.MonkeyPatch, cgroup: str, files: di
 
 JOB: dict[str, int | str] = {"job/memory.max": 4 * GIB, "job/memory.current": GIB}
 CACHED = f"anon 5\ninactive_file {GIB}"
-V1: dict[str, int | str] = {"memory/job/memory.limit_in_bytes": 2 * GIB, "memory/job/memory.usage_in_bytes": GIB}
 
 
 @pytest.mark.parametrize(
@@ -41,7 +40,6 @@ V1: dict[str, int | str] = {"memory/job/memory.limit_in_bytes": 2 * GIB, "memory
         ("0::/job\n", JOB, 3),
         ("0::/job/step\n", {**JOB, "job/step/memory.max": "max"}, 3),  # a limit further up
         ("0::/\n", {"memory.max": 4 * GIB, "memory.current": 3 * GIB, "memory.stat": CACHED}, 2),  # files are dropped
-        ("5:cpu:/job\n4:memory:/job\n", V1, 1),
     ],
 )
 def test_the_smallest_limit_counts(

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from scoremode.errors import harmless
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +28,14 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Plugins:
+class Plugins(Generic[T]):
     """The plug-ins of a group of entry points."""
 
-    found: dict[str, Any]
+    found: dict[str, T]
     refused: tuple[Refused, ...]
 
 
-def load(group: str, taken: Iterable[str], accept: Callable[[str, Any], Any]) -> Plugins:
+def load(group: str, taken: Iterable[str], accept: Callable[[str, Any], T]) -> Plugins[T]:
     """Loads the plug-ins of a group. ``taken`` are built-in names; ``accept`` checks and may convert a loaded object.
 
     ``accept`` raises ValueError with the reason if it refuses the object.
@@ -42,7 +44,7 @@ def load(group: str, taken: Iterable[str], accept: Callable[[str, Any], Any]) ->
 
     points = sorted(entry_points(group=group), key=lambda point: point.name)
     packages = [point.dist.name if point.dist is not None else "?" for point in points]
-    found: dict[str, Any] = {}
+    found: dict[str, T] = {}
     refused: list[Refused] = []
     for point, package in zip(points, packages, strict=True):
         others = [p for o, p in zip(points, packages, strict=True) if o.name == point.name and o is not point]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
-NO_LIMIT = 1 << 60  # cgroups version 1 use a number near 2**63 for "no limit"
 
 
 def available() -> int | None:
@@ -20,8 +18,6 @@ def available() -> int | None:
 
 def _address_space() -> int | None:
     """Returns the bytes that ``ulimit -v`` leaves. The limit counts reserved addresses, even if they are not used."""
-    if sys.platform == "win32":
-        return None
     import resource
 
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
@@ -30,24 +26,18 @@ def _address_space() -> int | None:
 
 
 def _containers() -> list[int]:
-    """Returns the bytes that each cgroup of this process leaves, from its own up to the root, for cgroups v1 and v2."""
+    """Returns the bytes that each cgroup (version 2) of this process leaves, from its own up to the root."""
     found: list[int] = []
-    for line in _read(PROC / "self" / "cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        root, names = CGROUPS, ("memory.max", "memory.current")
-        if controllers:
-            root, names = CGROUPS / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        folder = root / path.lstrip("/")
-        for place in (folder, *folder.parents):
-            limit, taken = (_read(place / name).strip() for name in names)
-            if limit.isdigit() and taken.isdigit() and int(limit) < NO_LIMIT:
-                cached = re.search(r"^(?:total_)?inactive_file (\d+)$", _read(place / "memory.stat"), re.MULTILINE)
-                dropped = int(cached[1]) if cached else 0  # cached pages of files: freed when memory is needed
-                found.append(int(limit) - int(taken) + dropped)
-            if place == root:
-                break
+    own = next((line for line in _read(PROC / "self" / "cgroup").splitlines() if line.startswith("0::")), "")
+    folder = CGROUPS / own.removeprefix("0::").lstrip("/")
+    for place in (folder, *folder.parents):
+        limit, taken = (_read(place / name).strip() for name in ("memory.max", "memory.current"))
+        if limit.isdigit() and taken.isdigit():
+            cached = re.search(r"^inactive_file (\d+)$", _read(place / "memory.stat"), re.MULTILINE)
+            dropped = int(cached[1]) if cached else 0  # cached pages of files: freed when memory is needed
+            found.append(int(limit) - int(taken) + dropped)
+        if place == CGROUPS:
+            break
     return found
 
 

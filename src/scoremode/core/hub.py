@@ -128,7 +128,8 @@ def explain_hub_error(error: Exception) -> tuple[str, str]:
     names = {kind.__name__ for one in causes_of(error) for kind in type(one).__mro__}
     if names & {"ConnectionError", "TimeoutError", "TransportError", "LocalEntryNotFoundError"}:
         return "the hub cannot be reached", f"check the network and HF_ENDPOINT, or {FOLDER}"
-    return f"{type(error).__name__}: {one_line(str(error))[:200]}", f"{_setting_to_check(error)}, or {FOLDER}"
+    settings = "HF_TOKEN, HF_HOME, HTTPS_PROXY and HF_ENDPOINT"
+    return f"{type(error).__name__}: {one_line(str(error))[:200]}", f"check the name and {settings}, or {FOLDER}"
 
 
 def causes_of(error: BaseException) -> Iterator[BaseException]:
@@ -145,14 +146,3 @@ def status_of(error: BaseException) -> int | None:
     """The HTTP status in an error or in its causes."""
     found = (getattr(getattr(one, "response", None), "status_code", None) for one in causes_of(error))
     return next((status for status in found if isinstance(status, int)), None)
-
-
-def _setting_to_check(error: Exception) -> str:
-    """The setting that is probably wrong when the hub's client fails before it asks for a name."""
-    if isinstance(error, UnicodeEncodeError):
-        return "correct HF_TOKEN: a token has ASCII letters only"
-    if isinstance(error, OSError):
-        return f"set {'HF_HUB_CACHE' if 'HF_HUB_CACHE' in os.environ else 'HF_HOME'} to a folder that can be written"
-    if "proxy" in str(error).lower() or type(error).__name__ == "InvalidURL":
-        return "correct HTTPS_PROXY, HTTP_PROXY and HF_ENDPOINT"
-    return "check the name"

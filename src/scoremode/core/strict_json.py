@@ -13,11 +13,10 @@ LARGEST = 64 << 20  # bytes; larger manifests, configs and tokenizer files are r
 DEEPEST = 100  # levels; Python's recursion limit is near 1,000
 
 
-def parse(data: bytes | str, *, constants: bool = False, unique: bool = False) -> Any:
+def parse(data: bytes | str, *, constants: bool = False) -> Any:
     """Parses strict JSON: no NaN, no infinity, at most 100 levels of nesting.
 
-    ``constants`` allows NaN and Infinity, which Python's own ``json.dump`` writes into configs and rows. ``unique``
-    allows them as well, and no name twice in an object: of two values, other readers may take the other one.
+    ``constants`` allows NaN and Infinity, which Python's own ``json.dump`` writes into configs and rows.
 
     >>> parse(b'{"a": [1, 2]}')
     {'a': [1, 2]}
@@ -28,7 +27,7 @@ def parse(data: bytes | str, *, constants: bool = False, unique: bool = False) -
     """
     try:
         text = data if isinstance(data, str) else data.removeprefix(codecs.BOM_UTF8).decode()  # json accepts UTF-16 too
-        value = (_UNIQUE if unique else _WITH_CONSTANTS if constants else _STRICT).decode(text)
+        value = (_WITH_CONSTANTS if constants else _STRICT).decode(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     except UnicodeDecodeError:
@@ -70,13 +69,13 @@ def _deeper_than(levels: int, value: Any) -> bool:
     return levels == 0 or any(_deeper_than(levels - 1, item) for item in inside)
 
 
-def read_object(path: Path, *, constants: bool = False, unique: bool = False, largest: int = LARGEST) -> dict[str, Any]:
+def read_object(path: Path, *, constants: bool = False) -> dict[str, Any]:
     """Reads the JSON object in a file. Raises ValueError if it is not an object, OSError if it cannot be read."""
     if not path.is_file():
         raise ValueError("not a file")
-    if path.stat().st_size > largest:
-        raise ValueError(f"larger than {largest >> 20} MiB")
-    value = parse(path.read_bytes(), constants=constants, unique=unique)
+    if path.stat().st_size > LARGEST:
+        raise ValueError(f"larger than {LARGEST >> 20} MiB")
+    value = parse(path.read_bytes(), constants=constants)
     if not isinstance(value, dict):
         raise ValueError("not an object")
     return value
@@ -86,15 +85,7 @@ def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a name occurs twice in it")
-    return found
-
-
 # only these can be unusable: many digits before a point, a long exponent, half a surrogate pair. Others are not checked
 _SUSPICIOUS = re.compile(rb"(?<![.\d])\d{19}|[eE][+-]?\d{3}|\\u[dD][89a-fA-F]")
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 _STRICT, _WITH_CONSTANTS = json.JSONDecoder(parse_constant=_no_number), json.JSONDecoder()
-_UNIQUE = json.JSONDecoder(object_pairs_hook=_once)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scoremode.core.plan.build import make_plan
+from scoremode.core.plan.plan import Plan
 from scoremode.core.plan.recipes import METHODS, Span, WindowSizes, WindowSpans, find_method, rolling_spans
 from scoremode.errors import CorpusError
 from tests.core.plan.test_recipes import tokens_of
@@ -118,10 +120,25 @@ def test_a_method_that_gives_spans_one_by_one_makes_the_same_plan(name: str) -> 
     assert made.digest == again.digest
 
 
-def test_the_digest_does_not_depend_on_the_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = make_plan(find_method("sliding-once"), tokens_of(300), context_length=8, stride=4)
-    known, largest = plan.digest, plan.largest_id
-    monkeypatch.setattr("scoremode.values.PART", 7)
-    again = make_plan(find_method("sliding-once"), tokens_of(300), context_length=8, stride=4)
-    assert (again.digest, again.largest_id) == (known, largest)
-    assert largest == int(np.max(plan.ids))
+def plans() -> list[Plan]:
+    one, several = tokens_of(90), tokens_of(40, 1, 25, 33)
+    masked = tokens_of(40, 30)
+    object.__setattr__(masked, "target_mask", np.random.default_rng(0).random(70) < 0.4)
+    sizes: dict[str, Any] = {name: {"stride": 5} if m.stride else {} for name, m in METHODS.items()}
+    return [
+        make_plan(find_method(name), given, context_length=16, **sizes[name])
+        for name in METHODS
+        for given in (one, several, masked)
+        if name != "llamacpp" or given is one
+    ]
+
+
+@pytest.mark.parametrize("plan", plans(), ids=repr)
+def test_targets_are_those_of_the_windows(plan: Plan) -> None:
+    windows = [plan.window(index) for index in range(len(plan))]
+    ids = np.concatenate([window.targets[:, 0] for window in windows])
+    assert np.array_equal(plan.ids[plan.target_token], ids)
+    assert np.array_equal(plan.target_window, np.repeat(np.arange(len(plan)), [len(w.rows) for w in windows]))
+    assert (plan.doc_starts[plan.target_document] <= plan.target_token).all()
+    assert (plan.target_token < plan.doc_starts[plan.target_document + 1]).all()
+    assert plan.covered == len(np.unique(plan.target_token))

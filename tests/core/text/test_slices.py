@@ -173,11 +173,6 @@ def test_the_assistants_turns_alone_have_the_same_slices(tiny: Path) -> None:
     assert some.keys() == {"thinking", "answer", "tool call", "template"}
 
 
-def test_content_in_parts_is_found() -> None:
-    parts: list[Message] = [{"role": "user", "content": [{"type": "text", "text": t} for t in ("Look ", "here")]}]
-    assert texts_by_slice(parts, ByteTokenizer())["user"] == ["Look here"]
-
-
 def test_a_template_that_rewrites_earlier_turns_is_divided_too(tiny: Path) -> None:
     """It writes thinking into the last turn alone, as templates of reasoning models do."""
     tokenizer = HuggingFaceTokenizer.load(tiny)

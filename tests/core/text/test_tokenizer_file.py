@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from scoremode.core.models.facts import resolve
+from scoremode.core.text.files import Message
 from scoremode.core.text.tokenizer import PROBE, HuggingFaceTokenizer, encode_many, ids_with_specials
 from scoremode.core.text.tokenizer_file import TokenizerFile, load_transformers
 from tests.core.text.tokenizers_at_hand import text_to_train_on
@@ -32,7 +33,7 @@ def test_everything_is_as_by_transformers(folder: Path) -> None:
     assert alone is not None
     ours, theirs = HuggingFaceTokenizer(alone, "ours"), HuggingFaceTokenizer(load_transformers(folder), "theirs")
     _require_same(ours, theirs)
-    chat: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
+    chat: list[Message] = [{"role": "user", "content": "Hi"}]
     assert ours.render_chat(chat, open_turn=True) == theirs.render_chat(chat, open_turn=True)
 
 

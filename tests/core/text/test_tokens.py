@@ -226,37 +226,6 @@ def test_chats_whose_assistant_cannot_be_found_are_refused(
         chat_document(CHAT[:turns], tokenizer, Slicing(), assistant_only=True)
 
 
-# ── content in parts ─────────────────────────────────────────────────────────────────────────────────────────────────
-PARTS: list[Message] = [{"role": "user", "content": [{"type": "text", "text": t} for t in ("Look at ", "this")]}]
-AS_TEXT = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
-AS_JSON = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] | tojson }}\n{% endfor %}"
-JOINED = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] }}\n{% endfor %}"
-ONLY_STRINGS = "{% for m in messages %}{% if m['content'] is string %}{{ m['content'] }}{% endif %}\n{% endfor %}"
-ONLY_THE_FIRST = "{% for m in messages %}{{ m['content'][0]['text'] }}\n{% endfor %}"
-IN_PARTS = (
-    "{% for m in messages %}{{ m['role'] }}: {% if m['content'] is string %}{{ m['content'] }}"
-    "{% else %}{% for p in m['content'] %}{{ p['text'] }}{% endfor %}{% endif %}{% endfor %}"
-)
-
-
-@pytest.mark.parametrize("template", [AS_TEXT, AS_JSON, JOINED, ONLY_STRINGS, ONLY_THE_FIRST])
-def test_parts_are_refused_where_the_template_would_print_or_drop_them(tiny: Path, template: str) -> None:
-    """``{{ m['content'] }}`` of a list is "[{'type': 'text', …", which would be scored as if it were text."""
-    tokenizer = HuggingFaceTokenizer.load(tiny)
-    tokenizer.hf.chat_template = template
-    with pytest.raises(ModelError, match=r"does not support content that is a list of parts|refused a row"):
-        chat_document(PARTS, tokenizer, Slicing(), assistant_only=False)
-
-
-def test_parts_are_read_where_the_template_takes_them(tiny: Path) -> None:
-    tokenizer = HuggingFaceTokenizer.load(tiny)
-    tokenizer.hf.chat_template = IN_PARTS
-    assert chat_document(PARTS, tokenizer, Slicing(), assistant_only=False).text == "user: Look at this"
-    assert chat_document(PARTS, ByteTokenizer(), Slicing(), assistant_only=False).text == "user: Look at this\n"
-    with pytest.raises(ModelError):
-        chat_document([{"role": "user"}], ByteTokenizer(), Slicing(), assistant_only=False)
-
-
 # ── memory and loudness ──────────────────────────────────────────────────────────────────────────────────────────────
 def test_a_text_that_does_not_fit_in_memory_is_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = HuggingFaceTokenizer.load(tiny)
@@ -321,6 +290,20 @@ def test_words_are_counted_as_by_a_regular_expression(monkeypatch: pytest.Monkey
         assert documents.count_words(text) == 1 + len(re.findall(r"\s+", text)), repr(text)
         starts = tokens.word_starts_in(text, ByteTokenizer().encode(text, special=False).char_end)
         assert int(starts.sum()) == len(re.findall(r"\S+", text)), repr(text)
+
+
+def test_bytes_and_words_of_tokens_do_not_depend_on_how_many_are_counted_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from scoremode.core.text import tokens
+
+    texts = [Document(text) for text in ("Thé 東京 👩‍🔬 words,  and\nmore ASCII words here", "", "second né")]
+    at_once = tokenize(texts, ByteTokenizer(), special=False)
+    monkeypatch.setattr(tokens, "BLOCK", 7)
+    again = tokenize(texts, ByteTokenizer(), special=False)
+    for name in ("ids", "char_start", "char_end", "byte_len", "word_starts"):
+        assert np.array_equal(getattr(again, name), getattr(at_once, name)), name
+    assert int(again.byte_len.sum()) == sum(d.source_bytes for d in texts)
 
 
 TEXTS = [

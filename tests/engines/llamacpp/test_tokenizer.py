@@ -10,6 +10,7 @@ import pytest
 
 from scoremode.core.models.embedded import EMBEDDED, embedded_gguf
 from scoremode.core.models.facts import resolve
+from scoremode.core.text.files import Message
 from scoremode.core.text.tokenizer import Encoding, HuggingFaceTokenizer, TextTokenizer
 from scoremode.engines.llamacpp.gguf_subject import LlamaTokenizer, gguf_subject
 from scoremode.errors import CorpusError, ModelError
@@ -77,7 +78,7 @@ def test_facts_pieces_and_chats_are_those_of_the_hugging_face_tokenizer(both: tu
     assert texts[0] == texts[1]
     ids = theirs.encode(SENTENCES[1], special=True).ids.tolist()
     assert ours.decode(ids) == theirs.decode(ids)
-    chat = [{"role": "user", "content": "naïve?"}, {"role": "assistant", "content": "no"}]
+    chat: list[Message] = [{"role": "user", "content": "naïve?"}, {"role": "assistant", "content": "no"}]
     for open_turn in (True, False):
         assert ours.render_chat(chat, open_turn=open_turn) == theirs.render_chat(chat, open_turn=open_turn)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import secrets
 import shutil
@@ -14,10 +13,11 @@ from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from stat import S_IMODE, S_ISDIR, S_ISREG
-from typing import IO, Any
+from typing import IO
+
+import msgspec
 
 from scoremode.core.disk.folders import HASHES, TEMPORARY, cache_folder, give_another
-from scoremode.core.strict_json import read_object
 from scoremode.errors import RunError
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -116,16 +116,14 @@ def remembered_sha256(path: Path) -> str:
         return file_sha256(path)
     memo, name, stamp = cache_folder() / HASHES, str(path.resolve()), _stamp(path)
     entry = _read_memo(memo).get(name)
-    if isinstance(entry, dict) and entry.get("stamp") == stamp and isinstance(entry.get("sha256"), str):
-        return str(entry["sha256"])
+    if entry is not None and entry.stamp == stamp:
+        return entry.sha256
     found = file_sha256(path)
     settled = abs(time.time() - path.stat().st_ctime) > SETTLED  # else another change could leave the same times
     if settled and _stamp(path) == stamp:
-        known = {key: value for key, value in _read_memo(memo).items() if isinstance(value, dict)}
-        with suppress(OSError):  # without a writable cache the file is hashed again next time
+        with suppress(OSError, ValueError):  # without a writable cache the file is hashed again next time
             memo.parent.mkdir(parents=True, exist_ok=True)
-            known[name] = {"stamp": stamp, "sha256": found}
-            write_atomically(memo, json.dumps(known, indent=0).encode())
+            write_atomically(memo, msgspec.json.encode({**_read_memo(memo), name: _Hashed(stamp, found)}))
     return found
 
 
@@ -137,8 +135,13 @@ def _stamp(path: Path) -> str:
     return f"{stat.st_size}|{stat.st_dev}|{stat.st_ino}|{stat.st_mtime_ns}|{stat.st_ctime_ns}|{beginning}"
 
 
-def _read_memo(path: Path) -> dict[str, Any]:
+class _Hashed(msgspec.Struct):
+    stamp: str
+    sha256: str
+
+
+def _read_memo(path: Path) -> dict[str, _Hashed]:
     try:
-        return read_object(path)
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, _Hashed])
     except (OSError, ValueError):
         return {}

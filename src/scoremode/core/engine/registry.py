@@ -26,11 +26,11 @@ GROUP = "scoremode.engines"
 
 
 @cache
-def registry() -> Plugins:
+def registry() -> Plugins[EnginePlugin]:
     """All engines that can be used here, by name, and the plug-ins that were refused."""
     # an engine of our own is a folder here whose ``__init__`` declares it
     folders = sorted(path.parent.name for path in extensions.HOUSE.glob("engines/*/__init__.py"))
-    found = [extensions.load(f"engines.{name}:PLUGIN")() for name in folders]
+    found: list[EnginePlugin] = [extensions.load(f"engines.{name}:PLUGIN")() for name in folders]
     ours = {plugin.name: plugin for plugin in found}
     theirs = entry_points.load(GROUP, ours, _accepted)
     return Plugins({**ours, **theirs.found}, theirs.refused)

@@ -327,12 +327,11 @@ def find_method(name: str) -> Method:
             raise MethodError(f"the method '{name}' cannot be used", fix=str(refused))
     if name not in known.found:
         raise MethodError(f"there is no method '{name}'", fix=did_you_mean(name, known.found))
-    found: Method = known.found[name]
-    return found
+    return known.found[name]
 
 
 @cache
-def methods() -> Plugins:
+def methods() -> Plugins[Method]:
     """Returns built-in methods, those of other packages (entry points "scoremode.methods"), and the refused ones."""
     theirs = entry_points.load("scoremode.methods", METHODS, _accepted)
     return Plugins({**METHODS, **theirs.found}, theirs.refused)

@@ -381,7 +381,7 @@ class NamedCorpus:
 
 
 @cache
-def corpora() -> Plugins:
+def corpora() -> Plugins[NamedCorpus]:
     """The built-in corpora, those of other packages, and those that were refused."""
     theirs = entry_points.load("scoremode.corpora", OURS, _accepted)
     return Plugins({**OURS, **theirs.found}, theirs.refused)
@@ -396,7 +396,7 @@ def _accepted(name: str, loaded: object) -> NamedCorpus:
 # ── what a name stands for ───────────────────────────────────────────────────────────────────────────────────────────
 def _source_of(spec: str, field: str | None) -> Source:
     if spec in corpora().found:
-        known: NamedCorpus = corpora().found[spec]
+        known = corpora().found[spec]
         return spec, known.layout, known.open()
     if spec.startswith("wikitext2:"):
         return "wikitext2", "lines", _wikitext2_from_file(Path(spec.removeprefix("wikitext2:")))

@@ -260,8 +260,7 @@ def _rewritten_turn(messages: list[Message], index: int, tokenizer: TextTokenize
 
 def _with_probe(message: Message, text: str) -> tuple[str, Message]:
     probe = next((one for one in PROBES if one not in text), PROBES[0])
-    is_text = isinstance(message.get("content"), str)
-    return probe, {**message, "content": probe if is_text else [{"type": "text", "text": probe}]}
+    return probe, {**message, "content": probe}
 
 
 # ── words ────────────────────────────────────────────────────────────────────────────────────────────────────────────

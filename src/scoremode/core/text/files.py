@@ -6,23 +6,31 @@ and its tokens would belong to different texts.
 
 from __future__ import annotations
 
-import errno
 import importlib.util
 import json
 import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypedDict, TypeVar, cast
+
+import msgspec
 
 from scoremode.core import strict_json
 from scoremode.core.hub import explain_hub_error, offline_if_unreachable, quiet
 from scoremode.core.installation import pip_install
 from scoremode.errors import CorpusError, did_you_mean
 
-Message = dict[str, Any]
+
+class Message(TypedDict):
+    """A message of a conversation. There may be more fields, which a chat template may read."""
+
+    role: str
+    content: str
+
+
 Row = str | list[Message]
 RowsOf = Callable[[], Iterator[Row]]
 RowKind = Literal["documents", "chat"]
@@ -48,21 +56,19 @@ def check_readable(path: Path) -> None:
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        raise _missing(path) from None
+        name = str(path)
+        fix = did_you_mean(name, NAMED) if "/" not in name and "." not in name else "check the path"
+        raise CorpusError(f"there is no corpus or file '{name}'", fix=fix) from None
     except ValueError:  # the name contains NUL
         raise CorpusError(f"'{path}' cannot be the name of a file", fix="check the path") from None
     except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise CorpusError(f"{path} is a symbolic link that leads back to itself", fix="name the file") from None
         what = f"{path} cannot be read ({error.strerror})"
         raise CorpusError(what, fix="check the path and its permissions") from None
     if stat.S_ISDIR(found.st_mode):
         raise CorpusError(f"{path} is a folder", fix="name the files in it")
-    if stat.S_ISFIFO(found.st_mode) or stat.S_ISSOCK(found.st_mode):
-        fix = "give it as standard input, with --corpus -, or save it to a file first"
-        raise CorpusError(f"{path} is a pipe, which can be read only once", fix=fix)
     if not stat.S_ISREG(found.st_mode):
-        raise CorpusError(f"{path} is a device, not a file", fix="give a file, or --corpus - for standard input")
+        fix = "give it as standard input, with --corpus -, or save it to a file first"
+        raise CorpusError(f"{path} is a pipe or a device, not a file", fix=fix)
     if not os.access(path, os.R_OK):
         raise CorpusError(f"{path} cannot be read", fix="check its permissions")
     if found.st_size == 0:
@@ -72,14 +78,6 @@ def check_readable(path: Path) -> None:
     for magic, (kind, command) in PACKED.items():
         if begins.startswith(magic):
             raise CorpusError(f"{path} is compressed ({kind})", fix=f"unpack it first, with {command}")
-
-
-def _missing(path: Path) -> CorpusError:
-    name = str(path)
-    if path.is_symlink():
-        return CorpusError(f"{name} is a symbolic link to a file that does not exist", fix="check where it points")
-    fix = did_you_mean(name, NAMED) if "/" not in name and "." not in name else "check the path"
-    return CorpusError(f"there is no corpus or file '{name}'", fix=fix)
 
 
 def unchanged(path: Path, rows: Callable[[], Iterator[T]]) -> Callable[[], Iterator[T]]:
@@ -179,15 +177,15 @@ def _jsonl_rows(path: Path, field: str | None) -> Iterator[Row]:
             yield checked_row(value, field or text_field(value, where), where)
 
 
-def text_field(row: dict[str, Any], where: str) -> str:
+def text_field(names: Collection[str], where: str) -> str:
     """Returns the field of a row that contains its text or conversation, for a user who chose no field."""
     for name in ("messages", "text", "content", "page"):
-        if name in row:
+        if name in names:
             return name
-    raise CorpusError(f"{where} has no field 'text'", fix=_choose(row))
+    raise CorpusError(f"{where} has no field 'text'", fix=_choose(names))
 
 
-def checked_row(row: dict[str, Any], field: str, where: str) -> Row:
+def checked_row(row: Mapping[str, object], field: str, where: str) -> Row:
     """Returns the text or conversation in a field of a row; raises CorpusError if there is neither."""
     if field not in row:
         raise CorpusError(f"{where} has no field '{field}'", fix=_choose(row))
@@ -198,7 +196,7 @@ def checked_row(row: dict[str, Any], field: str, where: str) -> Row:
         return value
     if isinstance(value, list):
         _check_messages(value, f"{where}: field '{field}'")
-        return value
+        return cast(list[Message], value)
     wanted = "not a list of messages" if field == "messages" else "neither text nor a list of messages"
     what = f"{where}: field '{field}' is {_kind(value)}, {wanted}"
     raise CorpusError(what, fix="correct the row, or name another field")
@@ -220,39 +218,22 @@ def _kind(value: Any) -> str:
 
 
 # ── conversations ────────────────────────────────────────────────────────────────────────────────────────────────────
+class _Message(msgspec.Struct):
+    role: Annotated[str, msgspec.Meta(pattern=r"\S")]
+    content: str
+
+
 def _check_messages(messages: list[Any], where: str) -> None:
     """Refuses a conversation that a chat template would print wrongly: most templates print null as "None"."""
     if not messages:
         raise CorpusError(f"{where} is an empty list of messages", fix="fix or remove the row")
-    for number, message in enumerate(messages, 1):
-        if not isinstance(message, dict):
-            what = f"{where} contains {_kind(message)} instead of a message"
-            raise CorpusError(what, fix=f"{MESSAGES_LIKE}, or choose another --field")
-        if wrong := _problem_of(message):
-            raise CorpusError(f"{where}, message {number} {wrong}", fix=MESSAGES_LIKE)
     try:
+        msgspec.convert(messages, list[_Message])
         json.dumps(messages, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise CorpusError(HALF_PAIR.format(where), fix="fix or remove the row") from None
     except (TypeError, ValueError) as error:  # a Parquet file may contain dates and bytes
-        raise CorpusError(f"{where} contains a value that is not allowed ({error})", fix=MESSAGES_LIKE) from None
-
-
-def _problem_of(message: Message) -> str | None:
-    """Says what is wrong with the role or the content of a message, by the first problem that applies."""
-    role, content = message.get("role"), message.get("content")
-    parts = content if isinstance(content, list) else []
-    good = all(isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str) for p in parts)
-    problems = (
-        ("role" not in message, "has no role"),
-        (not isinstance(role, str), f"has a role that is {_kind(role)}"),
-        (not str(role).strip(), "has an empty role"),
-        ("content" not in message, "has no content"),
-        (not isinstance(content, str | list), f"has content that is {_kind(content)}, not text"),
-        (content == [], "has content that is an empty list"),
-        (not good, 'has a part that is not {"type": "text", "text": "…"}'),
-    )
-    return next((problem for applies, problem in problems if applies), None)
+        raise CorpusError(f"{where} is not a conversation ({error})", fix=MESSAGES_LIKE) from None
 
 
 # ── Parquet ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -266,7 +247,7 @@ def parquet_column(path: Path, field: str | None) -> str:
     except (pa.ArrowException, OSError, ValueError) as error:
         raise CorpusError(f"{path} is not a Parquet file ({error})", fix="check the file") from None
     if field is None:
-        field = text_field(dict.fromkeys(names), str(path))
+        field = text_field(names, str(path))
     if field not in names:
         raise CorpusError(f"{path} has no column '{field}'", fix=_choose(names))
     if names.count(field) > 1:
@@ -347,7 +328,7 @@ def hub_dataset(name: str, config: str | None, split: str | None, field: str | N
         ) from None
     if not len(rows):
         raise CorpusError(f"dataset {name} has no rows", fix="choose another --split")
-    column = field or text_field(dict(rows[0]), f"dataset {name}")
+    column = field or text_field(rows[0].keys(), f"dataset {name}")
 
     def read() -> Iterator[Row]:
         for number, row in enumerate(rows, 1):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -233,11 +232,6 @@ class HuggingFaceTokenizer:
     def render_chat(self, messages: list[Message], *, open_turn: bool) -> str:
         if not self.hf.chat_template:
             raise ModelError("this model has no chat template", fix="choose a text field with --field")
-        if any(isinstance(m.get("content"), list) for m in messages):
-            require_parts(messages, lambda turns: self._rendered(turns, open_turn=False))
-        return self._rendered(messages, open_turn=open_turn)
-
-    def _rendered(self, messages: list[Message], *, open_turn: bool) -> str:
         try:
             return str(self.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=open_turn))
         except Exception as error:  # templates raise their own errors, and Python's
@@ -271,9 +265,7 @@ class ByteTokenizer:
         return bytes(ids).decode("utf-8", "replace")
 
     def render_chat(self, messages: list[Message], *, open_turn: bool) -> str:
-        if any("content" not in m for m in messages):
-            raise ModelError("a chat row has a message without 'content'", fix="check the row")
-        turns = "".join(f"{m['role']}: {_content(m)}\n" for m in messages)
+        turns = "".join(f"{m['role']}: {m['content']}\n" for m in messages)
         return turns + "assistant: " if open_turn else turns
 
 
@@ -302,29 +294,6 @@ def render_template(template: str, messages: list[Message], *, open_turn: bool, 
 def _template_refused(error: Exception) -> ModelError:
     reason = f"{type(error).__name__}: {error}"[:200]
     return ModelError(f"the chat template refused a row ({reason})", fix="check the roles in the row")
-
-
-def require_parts(messages: list[Message], render: Callable[[list[Message]], str]) -> None:
-    """Refuse lists of parts if the template supports only text: it would print or drop them."""
-    marked, count = [], 0
-    for message in messages:
-        content = message["content"]
-        if isinstance(content, list):
-            content = [{**part, "text": f"part{count + i}part"} for i, part in enumerate(content)]
-            count += len(content)
-        marked.append({**message, "content": content})
-    shown = render(marked)
-    as_code = re.search(r"""["']text["']\s*:\s*["']part\d+part""", shown)
-    if as_code or any(f"part{i}part" not in shown for i in range(count)):
-        raise ModelError(
-            "this model's chat template does not support content that is a list of parts",
-            fix='give the content as one string, as in {"role": "user", "content": "…"}',
-        )
-
-
-def _content(message: Message) -> str:
-    content = message["content"]
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 def _megabytes(size: int) -> str:

@@ -30,7 +30,6 @@ from scoremode.core.text.tokenizer import (
     hash_vocabulary,
     owned_characters,
     render_template,
-    require_parts,
 )
 from scoremode.engines.llamacpp.library import Library, freed_with, library
 from scoremode.engines.llamacpp.llamacpp_options import LlamaCppParameters
@@ -232,13 +231,7 @@ class LlamaTokenizer:
 
         known = {"bos_token": self.facts.bos, "eos_token": self.facts.eos}
         special: dict[str, Any] = {name: self.decode([token]) for name, token in known.items() if token is not None}
-
-        def render(turns: list[Message], opened: bool) -> str:
-            return render_template(str(self._template), turns, open_turn=opened, special=special)
-
-        if any(isinstance(m.get("content"), list) for m in messages):
-            require_parts(messages, lambda turns: render(turns, False))
-        return render(messages, open_turn)
+        return render_template(str(self._template), messages, open_turn=open_turn, special=special)
 
 
 # ── memory, estimated from the header ─────────────────────────────────────────────────────────────────────────────────

@@ -113,7 +113,7 @@ def read(files: Sequence[str]) -> list[Record]:
 
 def _read(file: str) -> Record:
     try:
-        found = read_object(Path(file), unique=True)
+        found = read_object(Path(file), constants=True)
     except ValueError as error:
         raise InputError(f"{file} is not a record ({harmless(str(error))})", fix=FIX) from None
     except OSError as error:

@@ -31,6 +31,7 @@ from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import all_options, require_read
 from scoremode.core.plan.path import PREFILL
 from scoremode.core.strict_json import read_object
+from scoremode.core.text.files import Message
 from scoremode.core.verbs.model import LazyModel
 from scoremode.core.verbs.question import identify
 from scoremode.core.verbs.run_contents import describe_engine, describe_model
@@ -273,6 +274,7 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         return [int(i) for i in self.encoder.text(string, special=add_special_tokens)]
 
+from scoremode.core.text.files import Message
     def apply_chat_template(self, chat_history: list[dict[str, object]], add_generation_prompt: bool = True) -> str:
         """Renders a conversation up to the start of the answer, or, without that, inside of the last message."""
         more = dict(self.settings.chat_template_args or {})
