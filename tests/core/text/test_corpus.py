@@ -264,6 +264,8 @@ def test_several_texts_are_one_corpus_where_they_are_alike(tmp_path: Path) -> No
     wiki = "wikitext2:" + write(tmp_path / "wiki.test.raw", " = Title = \n")
     for other in (one, wiki, "python-docs"):
         assert "together" in complaint([other, chats[0]])
+    for other in (one, wiki):
+        assert "WikiText and other texts were given together" in complaint([wiki, other])
 
 
 class Words:

@@ -148,53 +148,22 @@ def test_tokens_belong_to_the_documents_given_beside_them() -> None:
 
 
 # ── several texts ────────────────────────────────────────────────────────────────────────────────────────────────────
-def wikitext_and_another(tmp_path: Path) -> tuple[Corpus, Corpus, Corpus]:
-    (tmp_path / "wiki.test.raw").write_text(RAW)
-    (tmp_path / "other.txt").write_text("Another text.\n")
-    wiki, other = f"wikitext2:{tmp_path}/wiki.test.raw", str(tmp_path / "other.txt")
-    return load(wiki), load(other), load([wiki, other])
-
-
-@pytest.mark.parametrize("arrangement", ["join-lines", "pages", "texts"])
-def test_beside_another_text_wikitext_is_arranged_as_it_is_alone(tmp_path: Path, arrangement: Arrangement) -> None:
-    """Its lines once became separate documents: each of them silently lost its context."""
-    wiki, other, both = wikitext_and_another(tmp_path)
-
-    def read(corpus: Corpus) -> list[tuple[str, int, int, list[int]]]:
-        return [(d.text, d.source_bytes, d.source_words, [*d.joined_at]) for d in arranged(corpus, arrangement)]
-
-    assert read(both) == read(wiki) + read(other)
-    assert (len(list(arranged(both, "join-lines"))), both.layout) == (2, "mixed")
-
-
-def test_recipes_that_join_rows_join_several_texts_too(tmp_path: Path) -> None:
-    _, _, both = wikitext_and_another(tmp_path)
-    (joined,) = arranged(both, "join-rows")
-    assert joined.text == "\n\n".join([*LINES, "Another text.\n"])
-    (raw,) = arranged(both, "raw-file")
-    assert raw.text == f"{RAW}\n\nAnother text."
-
-
 @pytest.mark.parametrize(
     ("method", "note"),
     [
-        ("sliding-once", "2 texts scored as separate documents: wikitext2, other.txt"),
-        ("gptq", "2 texts joined into one document: wikitext2, other.txt"),
-        ("llamacpp", "2 texts joined into one document: wikitext2, other.txt"),
+        ("sliding-once", "2 texts scored as separate documents: a.txt, b.txt"),
+        ("gptq", "2 texts joined into one document: a.txt, b.txt"),
     ],
 )
 def test_what_was_made_of_several_texts_is_said(tmp_path: Path, method: str, note: str) -> None:
-    wiki, _, both = wikitext_and_another(tmp_path)
-    assert notes_on(both, find_method(method).arrangement) == (note,)
-    assert notes_on(wiki, find_method(method).arrangement) == ()
-
-
-def test_the_order_and_the_layout_of_several_texts_are_in_their_sha256(tmp_path: Path) -> None:
-    _, _, both = wikitext_and_another(tmp_path)
-    wiki, other = f"wikitext2:{tmp_path}/wiki.test.raw", str(tmp_path / "other.txt")
-    rows = tmp_path / "same.jsonl"
-    rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in [*LINES, "Another text.\n"]))
-    assert len({both.sha256, load([other, wiki]).sha256, load(str(rows)).sha256}) == 3
+    files = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    for file in files:
+        file.write_text("some text\n")
+    arrangement = find_method(method).arrangement
+    assert notes_on(load(files), arrangement) == (note,)
+    assert notes_on(load(files[0]), arrangement) == ()
+    found = [document.joined_at for document in arranged(load(files), arrangement)]
+    assert found == ([(12,)] if method == "gptq" else [(), ()])
 
 
 TEXTS = ["plain text", "", "naïve Füße, 日本語 und 😀 mixed", "ends\n", "𝔘𝔫𝔦"]

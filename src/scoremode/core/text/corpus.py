@@ -9,7 +9,6 @@ text        one document, verbatim                     notes.txt, --text, stdin
 lines       the lines of one long text                 wikitext2
 documents   unrelated texts                            python-docs, several files, .jsonl, .parquet, --dataset
 chat        conversations (lists of messages)          .jsonl rows with "messages"
-mixed       parts that each have their own layout      wikitext2 with anything else
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from glob import glob
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypedDict, Unpack, cast, runtime_checkable
 
@@ -50,7 +49,7 @@ from scoremode.core.text.files import (
 )
 from scoremode.errors import CorpusError, InputError, OptionError, StorageError
 
-Layout = Literal["text", "lines", "documents", "chat", "mixed"]
+Layout = Literal["text", "lines", "documents", "chat"]
 
 WIKITEXT2_BLANK = " \n"  # a blank line of wiki.test.raw; the rows on the hub have "" instead
 TEXTS = (".txt", ".md", ".jsonl", ".ndjson", ".parquet")  # files that are read from a folder
@@ -63,10 +62,10 @@ class Corpus:
     name: str
     layout: Layout
     rows: RowsOf
-    sha256: str  # of the text itself ("text"), of the parts' sha256 ("mixed"), else of the rows as JSON lines
+    sha256: str  # of the text itself ("text"), else of the rows as JSON lines
     row_count: int
     byte_count: int
-    parts: tuple[Corpus, ...] = ()  # each of the texts, if several were named
+    parts: tuple[str, ...] = ()  # the names of the texts, if there are several
     notes: tuple[str, ...] = ()  # what a reader of the result should know about the text
     own_tokens: Callable[..., Any] | None = None
     """Makes the documents and ``Tokens`` of texts that have prompts as context, from a tokenizer and rules of slices.
@@ -307,38 +306,30 @@ def _single_source(name: str, layout: Layout, rows: RowsOf, count: int | None) -
 
 
 def _combined(sources: Sequence[Source], count: int | None) -> Corpus:
-    """The corpus of several sources in the given order: all rows, or the first ``count``; a plain text is one row.
-
-    Sources that are documents become rows of one corpus. The lines of WikiText are one text, so a corpus that contains
-    them keeps its parts separate.
-    """
+    """The corpus of several sources in the given order: all rows, or the first ``count``; a plain text is one row."""
     layouts = {layout for _, layout, _ in sources}
     if "chat" in layouts and len(layouts) > 1:
         raise CorpusError("chat files and text files were given together", fix="score them in separate runs")
-    layout: Layout = "chat" if "chat" in layouts else "mixed" if "lines" in layouts else "documents"
-    hasher, parts, left = hashlib.sha256(), [], count
+    if "lines" in layouts:  # they are one text, and would become documents
+        raise CorpusError(
+            "the lines of WikiText and other texts were given together", fix="score them in separate runs"
+        )
+    hasher, parts, left = hashlib.sha256(), list[Corpus](), count
     for name, own, rows in sources:
         if left == 0:
             fix = f"leave {name} out, or give a larger --num-samples"
             raise CorpusError(f"--num-samples {count} leaves no rows of {name}", fix=fix)
-        part = _corpus_of_rows(name, own, partial(_first, rows, left), None if layout == "mixed" else hasher)
-        if layout == "mixed":
-            hasher.update(json.dumps([part.layout, part.sha256]).encode() + b"\n")
-        parts.append(part)
-        left = None if left is None else left - part.row_count
-
-    def all_rows() -> Iterator[Row]:
-        for part in parts:
-            yield from part.rows()
-
+        parts.append(_corpus_of_rows(name, own, partial(_first, rows, left), hasher))
+        left = None if left is None else left - parts[-1].row_count
+    names = tuple(part.name for part in parts)
     return Corpus(
-        name="+".join(part.name for part in parts),
-        layout=layout,
-        rows=all_rows,
+        name="+".join(names),
+        layout="chat" if "chat" in layouts else "documents",
+        rows=lambda: chain.from_iterable(part.rows() for part in parts),
         sha256=hasher.hexdigest(),
         row_count=sum(part.row_count for part in parts),
         byte_count=sum(part.byte_count for part in parts),
-        parts=tuple(parts),
+        parts=names,
         notes=tuple(note for part in parts for note in part.notes),
     )
 

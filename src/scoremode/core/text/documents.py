@@ -8,7 +8,7 @@ pages         verbatim    lm-evaluation-harness's 62 pages     each alone
 texts         verbatim    each line (blank lines have no       each alone
                           target, and are counted)
 
-Several texts are arranged separately. Recipes that join rows join several texts too, like documents.
+Several texts are documents: recipes that join rows join them too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import Literal, cast
 
 import numpy as np
@@ -103,11 +103,9 @@ class RereadDocuments:
 def arranged(corpus: Corpus, arrangement: Arrangement) -> Iterator[Document]:
     """Yields the documents that an arrangement makes from rows of text."""
     if arrangement in JOINING or (corpus.layout == "lines" and arrangement == "join-lines"):
-        text, joined_at = _joined(corpus, arrangement)
-        yield Document(text.removesuffix("\n") if arrangement == "raw-file" else text, joined_at=tuple(joined_at))
-    elif corpus.layout == "mixed":
-        for part in corpus.parts:
-            yield from arranged(part, arrangement)
+        is_file = arrangement == "raw-file"
+        text, joined_at = _joined_lines(corpus, verbatim=is_file) if corpus.layout == "lines" else _joined(corpus)
+        yield Document(text.removesuffix("\n") if is_file else text, joined_at=tuple(joined_at))
     elif corpus.layout == "lines" and arrangement == "pages":
         for page in wikitext_pages(lines_of("".join(row or WIKITEXT2_BLANK for row in corpus.texts()))):
             yield Document(detokenised(page), source=page)
@@ -115,26 +113,18 @@ def arranged(corpus: Corpus, arrangement: Arrangement) -> Iterator[Document]:
         yield from map(Document, corpus.texts())
 
 
-def _joined(corpus: Corpus, arrangement: Arrangement) -> tuple[str, list[int]]:
-    """The whole corpus as one text, and the characters at which another text begins in it.
-
-    Each row is a separate text; in WikiText, each article is.
-    """
-    if corpus.layout == "lines":
-        return _joined_lines(corpus, verbatim=arrangement == "raw-file")
-    if corpus.layout == "mixed":
-        texts = [_joined(part, arrangement) for part in corpus.parts]
-    else:
-        texts = [(text, []) for text in corpus.texts()]
-    begins, at = list[int](), 0
-    for number, (text, inner) in enumerate(texts):
-        begins += [at] * (number > 0) + [at + begin for begin in inner]
-        at += len(text) + len(JOIN)
-    return JOIN.join(text for text, _ in texts), begins
+def _joined(corpus: Corpus) -> tuple[str, list[int]]:
+    """The rows of a corpus as one text, and the characters at which another row begins in it."""
+    texts = list(corpus.texts())
+    begins = accumulate(len(text) + len(JOIN) for text in texts[:-1])
+    return JOIN.join(texts), list(begins)
 
 
 def _joined_lines(corpus: Corpus, *, verbatim: bool) -> tuple[str, list[int]]:
-    """The lines of WikiText as one text. Blank lines before the first article are not a separate text."""
+    """The lines of WikiText as one text, and the characters at which another article begins in it.
+
+    Blank lines before the first article are not a separate text.
+    """
     lines = [row or WIKITEXT2_BLANK if verbatim else row for row in corpus.texts()]
     between = "" if verbatim else JOIN
     begins, at, found = list[int](), 0, False  # found: was a text or at least an article found?
@@ -153,8 +143,8 @@ def notes_on(corpus: Corpus, arrangement: Arrangement) -> tuple[str, ...]:
         return corpus.notes
     joined = corpus.layout != "chat" and arrangement in JOINING
     made = "joined into one document" if joined else "scored as separate documents"
-    names = [part.name for part in corpus.parts]
-    listed = ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
+    more = len(corpus.parts) - LISTED
+    listed = ", ".join(corpus.parts[:LISTED]) + (f" and {more} more" if more > 0 else "")
     return (f"{len(corpus.parts)} texts {made}: {listed}", *corpus.notes)
 
 
