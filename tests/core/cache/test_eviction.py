@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import signal
 import stat
@@ -64,11 +63,6 @@ shutil.rmtree = wait
 from scoremode.cli.cache import cache
 cache("prune", older_than=0.0)
 """
-PRUNES = """
-from scoremode.cli.cache import cache
-print("begins", flush=True)
-cache("prune", older_than=0.0)
-"""
 
 
 @pytest.fixture
@@ -119,19 +113,7 @@ def names(folder: Path) -> set[str]:
 
 # ── units ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("0", 0),
-        ("0GB", 0),
-        ("1B", 1),
-        ("500MB", 500 * 10**6),
-        ("500mb", 500 * 10**6),
-        ("10GB", 10**10),
-        ("1.5 TB", 1_500_000_000_000),
-        ("2kB", 2000),
-        ("2KiB", 2048),
-        ("1GiB", 1 << 30),
-    ],
+    ("text", "size"), [("0", 0), ("0GB", 0), ("1B", 1), ("500mb", 500 * 10**6), ("2kB", 2000), ("2KiB", 2048)]
 )
 def test_sizes(text: str, size: int) -> None:
     assert parse_size(text) == size
@@ -141,13 +123,6 @@ def test_sizes(text: str, size: int) -> None:
 def test_what_is_not_a_size(text: str) -> None:
     with pytest.raises(ValueError, match="is not a size, as in 500MB"):
         parse_size(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("12h", 43_200), ("30d", 30 * DAY), ("1.5d", 1.5 * DAY), ("2w", 14 * DAY)]
-)
-def test_ages(text: str, seconds: float) -> None:
-    assert parse_age(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "d", "30", "30m", "30D", "-1d", "1d2h", "1e9d", "nand", "1" * 500 + "d"])
@@ -260,16 +235,6 @@ def test_nothing_that_is_not_ours_is_removed_measured_or_followed(a_run: Callabl
     assert after["outside"] == before["outside"]
 
 
-def test_a_link_to_the_whole_cache_is_followed(
-    a_run: Callable[..., Path], root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The user named it."""
-    a_run()
-    (root.parent / "link").symlink_to(root)
-    monkeypatch.setenv("SCOREMODE_CACHE", str(root.parent / "link"))
-    assert len(cache("prune", older_than=0.0)["removed"]) == 1
-
-
 def test_a_model_that_this_process_uses_stays(root: Path) -> None:
     model = root / "models" / "smollm2-135m-1"
     model.mkdir(parents=True)
@@ -378,20 +343,6 @@ def test_a_kill_after_the_renaming_leaves_what_the_next_prune_removes(a_run: Cal
     a_run(0)
     assert [e["path"] for e in cache("prune", older_than=DAY)["removed"]] == [f"runs/{left}"]
     assert len(names(root / "runs")) == 1
-
-
-def test_a_kill_at_any_moment_leaves_whole_runs_or_leftovers(a_run: Callable[..., Path], root: Path) -> None:
-    for _ in range(300):
-        a_run(9)
-    with another_process(PRUNES) as process:
-        time.sleep(random.uniform(0.005, 0.05))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    for folder in (root / "runs").iterdir():
-        if not folder.name.startswith(".removed-"):
-            assert names(folder) - {".lock"} == {"scores.parquet", "manifest.json"}
-    cache("prune", older_than=0.0)
-    assert names(root / "runs") == set()
 
 
 # ── the limit ────────────────────────────────────────────────────────────────────────────────────────────────────────
