@@ -10,14 +10,31 @@ Installers write where a package came from into ``direct_url.json``. A package f
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 NAME = "scoremode"
+
+
+class _Folder(msgspec.Struct):
+    editable: bool = False
+
+
+class _Repository(msgspec.Struct):
+    vcs: str
+    requested_revision: str = ""
+
+
+class _Origin(msgspec.Struct):
+    """What ``direct_url.json`` says."""
+
+    url: str
+    dir_info: _Folder | None = None
+    vcs_info: _Repository | None = None
 
 
 def pip_install(extra: str) -> str:
@@ -29,7 +46,7 @@ def pip_install(extra: str) -> str:
         origin = _parse(ours.read_text("direct_url.json"))
         installer = (ours.read_text("INSTALLER") or "").strip()
     except PackageNotFoundError:  # run from its source, with PYTHONPATH
-        origin, installer = {"url": Path(__file__).parents[2].as_uri(), "dir_info": {"editable": True}}, "pip"
+        origin, installer = _Origin(Path(__file__).parents[2].as_uri(), _Folder(editable=True)), "pip"
     return f"{'uv pip' if installer == 'uv' else 'pip'} install {_requirement(extra, origin)}"
 
 
@@ -44,26 +61,24 @@ def installed_versions(packages: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _parse(text: str | None) -> dict[str, Any]:
-    """The content of ``direct_url.json``; empty if the file is missing or damaged."""
+def _parse(text: str | None) -> _Origin | None:
+    """The content of ``direct_url.json``; None if the file is missing or damaged."""
     try:
-        found = json.loads(text or "{}")
+        return msgspec.json.decode(text or "", type=_Origin)
     except ValueError:
-        return {}
-    return found if isinstance(found, dict) and isinstance(found.get("url"), str) else {}
+        return None
 
 
-def _requirement(extra: str, origin: dict[str, Any]) -> str:
-    if not origin:
+def _requirement(extra: str, origin: _Origin | None) -> str:
+    if origin is None:
         return f"'{NAME}[{extra}]'"
-    url = origin["url"]
-    if url.startswith("file:") and "vcs_info" not in origin:
-        is_editable = (origin.get("dir_info") or {}).get("editable") is True
-        return f"{'-e ' if is_editable else ''}{shlex.quote(f'{_path(url)}[{extra}]')}"
-    repository = origin.get("vcs_info") or {}
-    prefix = f"{repository['vcs']}+" if "vcs" in repository else ""
-    revision = f"@{repository['requested_revision']}" if "requested_revision" in repository else ""
-    return shlex.quote(f"{NAME}[{extra}] @ {prefix}{_without_user(url)}{revision}")
+    repository = origin.vcs_info
+    if repository is None and origin.url.startswith("file:"):
+        is_editable = origin.dir_info is not None and origin.dir_info.editable
+        return f"{'-e ' if is_editable else ''}{shlex.quote(f'{_path(origin.url)}[{extra}]')}"
+    prefix = f"{repository.vcs}+" if repository else ""
+    revision = f"@{repository.requested_revision}" if repository and repository.requested_revision else ""
+    return shlex.quote(f"{NAME}[{extra}] @ {prefix}{_without_user(origin.url)}{revision}")
 
 
 def _path(url: str) -> str:
