@@ -274,8 +274,7 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         return [int(i) for i in self.encoder.text(string, special=add_special_tokens)]
 
-from scoremode.core.text.files import Message
-    def apply_chat_template(self, chat_history: list[dict[str, object]], add_generation_prompt: bool = True) -> str:
+    def apply_chat_template(self, chat_history: list[Message], add_generation_prompt: bool = True) -> str:
         """Renders a conversation up to the start of the answer, or, without that, inside of the last message."""
         more = dict(self.settings.chat_template_args or {})
         if self.settings.enable_thinking is not None:
