@@ -150,13 +150,23 @@ def test_without_vllm_one_line_says_so(monkeypatch: pytest.MonkeyPatch, capsys: 
         assert main(["serve", "MODEL"]) == 2
         assert capsys.readouterr().err == f"scoremode: vLLM is not installed; {pip_install('vllm')}\n"
         assert str(VllmPlugin().problem()).endswith("or use --engine transformers")  # other verbs have that flag
-    refused = {"0.11.0": "vLLM 0.11.0 is untested", "0.25.1": "serve needs vLLM 0.26 or newer, and 0.25.1 is"}
-    for version, words in refused.items():
-        monkeypatch.setattr(support, "installed_version", lambda: version)  # noqa: B023
-        assert main(["serve", "MODEL"]) == 2
-        said = capsys.readouterr().err
-        assert words in said
-        assert said.count("\n") == 1
+    monkeypatch.setattr(support, "installed_version", lambda: "0.11.0")
+    assert main(["serve", "MODEL"]) == 2
+    said = capsys.readouterr().err
+    assert "vLLM 0.11.0 is untested" in said
+    assert said.count("\n") == 1
+
+
+@NEEDS_VLLM
+@pytest.mark.parametrize(("version", "count"), [("0.25.1", 2), ("0.26.0", 1)])
+def test_versions_without_endpoint_plugins_get_a_middleware(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, version: str, count: int
+) -> None:
+    monkeypatch.setattr(support, "installed_version", lambda: version)
+    made = command(str(tiny), ServiceOptions(), [])
+    assert made.words.count("--middleware") == count
+    assert made.words[-1] == "scoremode.remote.service.access.Access", "the last one is the outermost"
+    assert ("VLLM_PLUGINS" in made.environment) == (count == 1)
 
 
 def test_the_process_becomes_the_server(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,7 @@
-"""The routes under /v1/scoremode, an endpoint plugin of vLLM. This file is loaded only inside vLLM's front end."""
+"""The routes under /v1/scoremode. vLLM finds them by an endpoint plugin from version 0.26 on, by a middleware before.
+
+This file is loaded only inside vLLM's front end.
+"""
 
 from __future__ import annotations
 
@@ -130,6 +133,32 @@ class ScoreEndpoint:
     async def tokens(self, request: Request) -> Response:
         """Answers with the text of every token, for clients that have no tokenizer."""
         return JSONResponse({"texts": await asyncio.to_thread(lambda: self.prober.token_texts)})
+
+
+class ScoreMiddleware:
+    """The same routes for versions of vLLM without endpoint plugins, named with vLLM's flag ``--middleware``.
+
+    A middleware is called when the application starts, and the application holds the engine. The routes are added to
+    the application itself, so the key is checked before them, as for every other route.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self.app, self.service = app, ScoreEndpoint()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            application = scope["app"]
+            self.service.attach_router(application)
+            try:
+                state = application.state
+                await self.service.init_state(state.engine_client, state, state.args)
+            except Exception as error:
+                logger.error("scoremode: %s", error)
+                await receive()
+                why = str(error) if isinstance(error, ScoremodeError) else f"{type(error).__name__}: {error}"
+                await send({"type": "lifespan.startup.failed", "message": why})
+                return
+        await self.app(scope, receive, send)
 
 
 # ── answers ───────────────────────────────────────────────────────────────────────────────────────────────

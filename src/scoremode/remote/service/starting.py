@@ -29,10 +29,11 @@ from scoremode.engines.vllm.start import (
     runner_defaults,
 )
 from scoremode.engines.vllm.wire import KEY
-from scoremode.errors import InputError, ModelError, OptionError
+from scoremode.errors import InputError, OptionError
 from scoremode.remote.service.access import KEYS, digest_of
 
-OLDEST = (0, 26)  # the first version with endpoint plugins
+PLUGINS_FROM = (0, 26)  # the first version with endpoint plugins
+MIDDLEWARE = "scoremode.remote.service.endpoint.ScoreMiddleware"  # for older ones
 ACCESS = "scoremode.remote.service.access.Access"
 ENDPOINT_GROUP = "vllm.endpoint_plugins"
 OTHER_GROUPS = (
@@ -96,10 +97,6 @@ def command(model: str, options: ServiceOptions, flags: Sequence[str]) -> Comman
     keys = [read_key(variable) or "" for variable in options.api_key_env]
     installed = support.installed_version()
     support.check_version(installed, options.allow_untested)
-    if support.version_numbers(installed) < OLDEST:
-        raise ModelError(
-            f"scoremode serve needs vLLM 0.26 or newer, and {installed} is installed", fix="pip install -U vllm"
-        )
     support.check_plugin()
     support.check_head(options.head, options.head_kernel)
     if model.startswith("-") or not model:
@@ -110,7 +107,11 @@ def command(model: str, options: ServiceOptions, flags: Sequence[str]) -> Comman
     name, folder = given.get("served_model_name") or model, _folder(model, given.get("revision"))
     named = ["--served-model-name", model] if model == EMBEDDED and name == model else []
     words = [*_program(folder), *flags, *named, *_score_mode(folder, given, options)]
-    environment = {**_environment(given), "VLLM_PLUGINS": _plugins()}
+    environment = _environment(given)
+    if support.version_numbers(installed) >= PLUGINS_FROM:
+        environment["VLLM_PLUGINS"] = _plugins()
+    else:
+        words += ["--middleware", MIDDLEWARE]
     if keys:
         environment |= {KEYS: ",".join(digest_of(key.encode()) for key in keys), VLLM_KEY: ""}
     words += ["--middleware", ACCESS]  # the last one is the outermost
