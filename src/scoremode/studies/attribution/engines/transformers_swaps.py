@@ -1,6 +1,6 @@
 """A loaded model with some of its weights replaced, computed from the first layer that the replacement can change.
 
-record      one forward pass per batch of windows; what the layers before each start give is kept, in memory
+record      one forward pass per batch of windows; what the layers before each start give is kept, if there is room
 keep        the baseline's logits, computed by the first swap, if there is room for them
 swapped     new weights in place of the model's own, which come back bit for bit
 diverge     the same forward pass: layers before the start are skipped, and the last of them gives what was kept
@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from scoremode.core.cache.units import size_words
 from scoremode.core.engine.base import Wanted
 from scoremode.core.engine.baseline import states_in
 from scoremode.core.engine.distributions import IndexedWindow, from_raw
@@ -29,7 +30,7 @@ from scoremode.core.scores.answers import Answers, WindowSource
 from scoremode.engines.transformers.batches import rows_needed
 from scoremode.engines.transformers.engine import PROBE_TOKENS, TransformersEngine, replaced
 from scoremode.engines.transformers.loading import find_head
-from scoremode.errors import EngineError, ModelError
+from scoremode.errors import EngineError, ModelError, print_line
 from scoremode.head.budget import free_on
 from scoremode.head.divergence import Keep, keep_in, keep_nothing
 from scoremode.head.kernels import can_keep
@@ -63,6 +64,7 @@ class SwappableModel:
         self.notes: list[str] = []
         self._opened = ExitStack()
         self._kept: dict[tuple[bytes, int], Tensor] | None = None  # what enters a layer, by tokens and layer
+        self._place = torch.device("cpu")  # where it is kept
         self._final: dict[int, Tensor] = {}  # of the baseline, for the rows of each window
         self._logits: dict[tuple[int, ...], dict[tuple[int, ...], Tensor]] | None = None  # of the baseline, by windows
         self._wanted: frozenset[int] = frozenset()  # starts whose states are kept by this pass
@@ -111,7 +113,7 @@ class SwappableModel:
                 return args[0] if args else kwargs["hidden_states"]
             made = own(*args, **kwargs)
             if index + 1 in self._wanted:
-                kept[key, index + 1] = made.detach().to("cpu", copy=True)
+                kept[key, index + 1] = made.detach().to(self._place, copy=True)
             return made
 
         return forward
@@ -173,11 +175,16 @@ class SwappableModel:
     def record(self, source: WindowSource, starts: Collection[int]) -> Iterator[tuple[int, Answers]]:
         """Scores all windows with its own weights; keeps the states before each of ``starts``, if there is room."""
         wanted, rows = frozenset(starts) - {0}, sum(len(source.window(index).rows) for index in range(len(source)))
-        room = available()
-        if wanted and room is not None and self._size(source, len(wanted)) > SHARE * room:
+        size, room, on_gpu = self._size(source, len(wanted)), available(), self.device.type == "cuda"
+        if on_gpu and size <= SHARE * free_on(self.device):
+            self._place = self.device
+        elif wanted and room is not None and size > SHARE * room:
             self._skips, wanted = False, frozenset()
             self.notes.append(NO_ROOM)
-        room = free_on(self.device) if self.device.type == "cuda" else room or 0
+        if wanted:
+            where = "in memory" if self._place.type == "cpu" else "on the GPU"
+            print_line(f"scoremode: states between layers take about {size_words(size)}, kept {where}")
+        room = free_on(self.device) - size * (self._place == self.device) if on_gpu else room or 0
         self._logits = {} if 4 * rows * self.engine.vocabulary <= SHARE_OF_LOGITS * room else None
         self._kept, self._wanted = {}, wanted
         try:
