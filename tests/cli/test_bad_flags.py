@@ -69,7 +69,8 @@ MISTAKES: list[tuple[list[str], str]] = [
         ([*PPL, "--stride", n], f"'{n}' is not a whole number")
         for n in ("1e3", " 5", "5 ", "1_000", "٥", "0x10", "2.0")
     ],
-    ([*PPL, "--worst", "-1"], "-1 is negative"),
+    ([*PPL, "--worst", "3"], "--worst is no flag of scoremode ppl; the worst-predicted tokens are on the page"),
+    (["report", "run", "--worst", "3"], "the worst-predicted tokens are on the page"),
     *[
         ([*PPL, "--gpu-memory-utilization", n], f"'{n}' is not a number above 0 and up to 1")
         for n in ("nan", "inf", "0", "2", "90%")

@@ -62,10 +62,6 @@ def test_report_prints_what_ppl_printed(command: Command, tmp_path: Path) -> Non
     assert command("report", tmp_path / "run").out == printed
 
 
-def test_the_worst_tokens_can_be_left_out(command: Command, kept: Path) -> None:
-    assert "worst-predicted" not in command("report", kept, "--worst", 0).out
-
-
 def test_an_unfinished_run_says_how_to_finish_it(refused: Refused, tmp_path: Path) -> None:
     (tmp_path / "partial.journal").write_bytes(b"{}\n")
     assert "run the same command again to resume" in refused("report", tmp_path)

@@ -193,7 +193,7 @@ def test_there_are_few_verbs_and_each_is_a_function_of_the_same_name() -> None:
 @pytest.mark.parametrize(
     ("old", "now"),
     [
-        ("show runs/base --worst 3", "report runs/base --worst 3"),
+        ("show runs/base --json", "report runs/base --json"),
         ("noise m --repeat 3", "paths m --repeat 3 --vary noise"),
         ("noise", "paths MODEL --vary noise"),
         ("mismatch written m --clip-low 0.5", "compare rollouts:written m --clip-low 0.5"),

@@ -193,7 +193,7 @@ FLAGS = [
     ("paths table:uniform --text abcdef --vary noise,decode", "one after the other"),
     ("paths table:uniform --text abcdef --vary decode --vary dtype=float32,bfloat16", "one after the other"),
     ("noise table:uniform --text abcdef", "type scoremode paths table:uniform --text abcdef --vary noise"),
-    ("show {stock:run} --worst 3", "type scoremode report"),
+    ("show {stock:run} --json", "type scoremode report"),
     ("mismatch", "type scoremode compare rollouts:DIR TRAINER"),
     ("doctor --engine nope", "type scoremode info --test --engine nope"),
     ("paths {model:good} --text abcdef --vary dtype=float32,floot", "floot"),

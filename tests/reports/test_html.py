@@ -256,7 +256,8 @@ def test_a_token_that_is_scored_twice_is_read_once() -> None:
 def test_gaps_and_documents_begin_stretches() -> None:
     run = make_baseline(6)
     facts = dataclasses.replace(run.facts, token=np.array([1, 2, 5, 6, 7, 8]), document=np.array([0, 0, 0, 0, 1, 1]))
-    text = page_data([], [dataclasses.replace(run, facts=facts)], 100)["texts"][0]
+    texts: Any = page_data([], [dataclasses.replace(run, facts=facts)], 100)["texts"]
+    text = texts[0]
     assert numbers(text["begin"]).tolist() == [0, 2, 4]
     assert numbers(text["beginToken"]).tolist() == [1, 5, 7]
     assert numbers(text["beginDocument"]).tolist() == [0, 0, 1]

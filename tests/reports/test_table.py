@@ -13,7 +13,7 @@ from rich.console import Console
 import scoremode as sm
 from scoremode.core.verbs.prob.sequence import SequenceScore, TokenScore
 from scoremode.reports.numbers import with_error
-from scoremode.reports.runs import plan_blocks, run_blocks, sequence_blocks
+from scoremode.reports.runs import plan_blocks, sequence_blocks
 from scoremode.reports.table import Fact, Facts
 from scoremode.reports.terminal import console, renderable
 from scoremode.values import Estimate
@@ -68,27 +68,6 @@ def test_what_is_not_a_number_is_unknown() -> None:
 def test_a_stored_infinity_comes_back() -> None:
     stored = {"value": None, "stderr": None, "n": 3, "groups": 1, "freedom": None, "low": None, "high": None}
     assert Estimate.from_json(stored) == Estimate(math.inf, None, 3, 1)
-
-
-def test_the_worst_tokens_stand_in_their_context() -> None:
-    assert "bc«x»" in drawn(run_blocks(sm.ppl("table:successor", text="abcxyz")))
-
-
-def test_markup_in_the_text_is_drawn_as_it_is() -> None:
-    out = drawn(run_blocks(sm.ppl("table:uniform", text="a[/b]"), worst=9))
-    assert "[/b«]»" in out
-
-
-def test_escape_sequences_of_the_text_are_not_drawn() -> None:
-    out = drawn(run_blocks(sm.ppl("table:uniform", text="a\x1b[31mb\x07"), worst=99))
-    assert "\x1b" not in out
-    assert "\x07" not in out
-
-
-def test_a_token_wider_than_its_column_does_not_break_the_table() -> None:
-    run = sm.ppl("table:uniform", text="ab")
-    run.facts.text[0] = "x" * 500
-    assert "logprob" in drawn(run_blocks(run), width=100)
 
 
 def test_a_plan_shows_its_first_windows() -> None:

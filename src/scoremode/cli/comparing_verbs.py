@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CANDIDATES_FAILED = 2  # the exit code
-WORST = 8  # tokens that are shown of a run
 
 
 class CompareVerb(Verb):
@@ -188,7 +187,7 @@ class ReportVerb(Verb):
     others = "".join(f" or {kind.about.partition(',')[0]}" for kind in extensions.offered("report-input"))
     summary = f"runs that were kept with --out{others}, in the terminal or as one HTML page"
     examples = (
-        "scoremode report runs/base --worst 20",
+        "scoremode report runs/base",
         "scoremode report runs/base runs/q4 runs/q8 --output page.html",
     )
     renamed: ClassVar[Mapping[str, tuple[str, str]]] = {"show": ("report {}", "RUN")}
@@ -200,7 +199,6 @@ class ReportVerb(Verb):
         if flags.HAS_PAGES:
             page = "write the HTML page there, as in page.html (default: show the numbers here)"
             parser.add_argument("-o", "--output", metavar="FILE", help=page)
-        flags.add(parser, {"--worst N": "of one run: worst-predicted tokens to show (default: 8)"}, type=flags.count)
         flags.add(parser, {**flags.COLUMNS, **flags.JSON})
 
     def run(self, parsed: argparse.Namespace) -> None:
@@ -217,8 +215,6 @@ class ReportVerb(Verb):
         page: Any = getattr(parsed, "output", None)
         more, output = read_columns(parsed.columns), check_report(page) if page else None  # before columns are read
         first, *others = run_folders(parsed.run_folders)
-        if parsed.worst is not None and (others or page):
-            raise OptionError("--worst is about one run in the terminal", fix="leave --worst out")
         if more and not others:
             raise OptionError("--columns is about comparisons", fix="name several runs, or leave --columns out")
         found = of_runs(first, others)
@@ -235,7 +231,10 @@ class ReportVerb(Verb):
             _show_table(parsed, found, {}, parts)
         else:
             run = load(first)
-            show(parsed, run.summary, lambda: run_blocks(run, WORST if parsed.worst is None else parsed.worst))
+            show(parsed, run.summary, lambda: run_blocks(run))
+
+    def instead(self, flag: str) -> str | None:
+        return flags.WORST_TOKENS if flag == "--worst" else None
 
 
 class CardVerb(Verb):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from scoremode.core import extensions
 from scoremode.errors import InputError, OptionError
 from scoremode.reports.command import flags
-from scoremode.reports.command.output import print_blocks, print_json_list, progress_bar, show
+from scoremode.reports.command.output import print_blocks, print_json, progress_bar, show
 from scoremode.reports.command.verb import Verb
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ class PplVerb(Verb):
         several = "(of several questions, each has a folder in DIR)"
         flags.add(keep, {"--out DIR": f"keep the run there; an interrupted one resumes {several}"})
         flags.add(keep, {"--fresh": "score again even if a run is there, and replace it"})
-        flags.add(keep, {"--worst N": "worst-predicted tokens to show (default: 8)"}, type=flags.count, default=8)
         flags.add(parser, flags.JSON)
 
     def run(self, parsed: argparse.Namespace) -> None:
@@ -61,7 +60,10 @@ class PplVerb(Verb):
             show(parsed, lambda: [run.summary() for run in found], lambda: questions_blocks(found))
             return
         again = ["", f"read from {first.path}, where it was scored before; --fresh scores it again"]
-        show(parsed, first.summary, lambda: run_blocks(first, parsed.worst) + (again if first.cached else []))
+        show(parsed, first.summary, lambda: run_blocks(first) + (again if first.cached else []))
+
+    def instead(self, flag: str) -> str | None:
+        return flags.WORST_TOKENS if flag == "--worst" else None
 
 
 class PlanVerb(Verb):
@@ -134,7 +136,7 @@ class ReferenceVerb(Verb):
         kept = [f"kept in {parsed.out}; scoremode compare {parsed.out} CANDIDATE"] if parsed.out else []
         kept += [line for output in outputs if files[output.name] for line in output.used_by(files[output.name])]
         facts = {**result.summary(), "reference": parsed.out, **files}
-        show(parsed, lambda: facts, lambda: [*run_blocks(result, 0), "", *kept])
+        show(parsed, lambda: facts, lambda: [*run_blocks(result), "", *kept])
 
 
 class ProbVerb(Verb):
@@ -189,7 +191,7 @@ class ProbVerb(Verb):
                 return
             results = _scored(lm, pairs)
         if parsed.json:
-            print_json_list(result.as_json() for result in results)
+            print_json([result.as_json() for result in results])
         else:
             print_blocks(sequence_blocks(results))
 
@@ -217,7 +219,7 @@ def _score_into(output: Output, lm: SequenceProbability, pairs: Pairs, parsed: a
     with progress_bar("scoring", "pairs") as progress:
         written = score_to_file(lm, pairs, output, fresh=parsed.fresh, progress=progress)
     if parsed.json:
-        print_json_list(written.rows())
+        print_json(list(written.rows()))
     known = "; they were kept: --fresh scores again" if written.reused else ""
     output.announce(f"{len(written.lines)} results in {output}{known}", quiet=parsed.json)
 

@@ -10,29 +10,19 @@ from scoremode.core.store.run import NEEDS, Run
 from scoremode.reports.gate import too_few
 from scoremode.reports.numbers import METRICS, RUN_MEASURES, RunMeasure, basis, with_error
 from scoremode.reports.table import NOTHING, Block, Cell, Column, Facts, Note, Row, Table, count, estimate, words
-from scoremode.reports.text import (
-    NOT_MEASURED,
-    context_before,
-    counted,
-    method_words,
-    middle_cut,
-    shown,
-    worst_targets,
-)
+from scoremode.reports.text import NOT_MEASURED, counted, method_words, shown
 from scoremode.values import Estimate
 
 if TYPE_CHECKING:
     from scoremode.core.verbs.prob.sequence import SequenceScore, TokenScore
 
-LONGEST_CONTEXT = 56  # characters of a target and the text before it
 CACHE_TYPES = ("kv_cache_dtype", "cache_type_k", "cache_type_v", "cache_bits_k", "cache_bits_v")  # engines' settings
 USUAL_CACHES: tuple[list[str], ...] = ([], ["auto"], ["f16"], ["16"])  # the types that engines choose themselves
 
 
-def run_blocks(run: Run, worst: int = 8) -> list[Block]:
+def run_blocks(run: Run) -> list[Block]:
     """What ``scoremode ppl`` and ``scoremode report`` print."""
-    found: list[Block] = [run_facts(run), *run_slices(run)]
-    return [*found, "", worst_table(run, worst)] if worst else found
+    return [run_facts(run), *run_slices(run)]
 
 
 def run_facts(run: Run) -> Facts:
@@ -140,30 +130,6 @@ def questions_blocks(found: Sequence[Run]) -> list[Block]:
 
 
 # ── targets ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def worst_table(run: Run, most: int) -> Table:
-    """Targets in their context."""
-    found, ranks = worst_targets(run, most), run.scores.rank
-    rows = []
-    for index in found:
-        token = middle_cut(shown(str(run.facts.text[index])), LONGEST_CONTEXT // 2)
-        before = shown(context_before(run, index, LONGEST_CONTEXT))
-        rows.append(Row(f"{before[len(token) :] if len(before) == LONGEST_CONTEXT else before}«{token}»"))
-    columns = [
-        Column("logprob", [Cell(f"{run.scores.logprob[index]:.2f}") for index in found]),
-        Column("rank", [Cell(NOT_MEASURED) if ranks is None else count(int(ranks[i])) for i in found]),
-        words("the model expected", [middle_cut(_expected(run, i), LONGEST_CONTEXT // 2) for i in found]),
-    ]
-    return Table(rows, columns, "worst-predicted tokens", "in context", cut="start")
-
-
-def _expected(run: Run, index: int) -> str:
-    """Returns the model's first choice and its probability."""
-    words, logprob = run.facts.top_text, run.scores.top_logprob
-    if words is None or logprob is None:
-        return NOT_MEASURED
-    return f"{shown(str(words[index]))!r} p={math.exp(logprob[index]):.2f}"
-
-
 def sequence_blocks(results: Sequence[SequenceScore]) -> list[Block]:
     """Targets and their probabilities, below their prompt if there are several, and what to know of them."""
     ranked = any(t.rank is not None for r in results for t in r.tokens)

@@ -100,7 +100,6 @@ class Table:
     columns: Sequence[Column]
     title: str = ""
     corner: str = ""  # the title of the names
-    cut: str = "middle"  # where long names are cut: in the middle, or at their start
 
     def groups(self) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}

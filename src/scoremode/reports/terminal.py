@@ -7,20 +7,12 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    Task,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -28,7 +20,7 @@ from rich.text import Text
 from scoremode.core.verbs.progress import ProgressState
 from scoremode.errors import columns_of, escaped
 from scoremode.reports.table import Column, Facts, Note, Table
-from scoremode.reports.text import NOT_MEASURED, middle_cut, shown, start_cut
+from scoremode.reports.text import NOT_MEASURED, middle_cut, shown
 
 SHORTEST_NAME = 12  # names are cut to this width before columns are left out
 GAP = 2  # spaces between two columns
@@ -131,9 +123,8 @@ class TerminalTable:
         ):
             kept.remove(goes)
         room = max(least, min(longest, options.max_width - self._needed(kept, between)))
-        cut = start_cut if self._table.cut == "start" else middle_cut
-        short = [cut(name, room, cell_len) for name in names]
-        if cut is middle_cut and len(set(short)) < len(set(names)):
+        short = [middle_cut(name, room, cell_len) for name in names]
+        if len(set(short)) < len(set(names)):
             short = names  # on several lines
         table = RichTable(box=None, pad_edge=False, header_style="bold")
         table.add_column(shown(self._table.corner), overflow="fold", min_width=least, max_width=room)
@@ -178,18 +169,10 @@ class TerminalLine(ProgressState):
     """One line at the end of a terminal: the current phase and, once something is counted, how much is done."""
 
     def __init__(self, label: str, unit: str) -> None:
-        self._bar = Progress(
-            SpinnerColumn(),
-            _Words(lambda: self.words),
-            BarColumn(),
-            _Words(self._count),
-            _Words(lambda: self.details),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(compact=True),
-            console=PlainConsole(stderr=True),
-            transient=True,
-        )
-        self._task = self._bar.add_task("", total=None)
+        words = TextColumn("{task.fields[line]}", markup=False)  # brackets in names are not markup
+        screen = PlainConsole(stderr=True)
+        self._bar = Progress(SpinnerColumn(), BarColumn(bar_width=20), words, console=screen, transient=True)
+        self._task = self._bar.add_task("", total=None, line=self)
         super().__init__(label, unit)
 
     def phase(self, words: str) -> None:
@@ -199,11 +182,8 @@ class TerminalLine(ProgressState):
     def changed(self) -> None:
         self._bar.update(self._task, completed=self.done, total=self.total)
 
-    def _count(self) -> str:
-        if self.total is None:
-            return ""
-        speed = self.speed
-        return f"{self.done:,}/{self.total:,}" + (f" {speed:,.0f} {self.unit}/s" if speed is not None else "")
+    def __str__(self) -> str:
+        return self.line()
 
     def __enter__(self) -> TerminalLine:
         self._bar.start()
@@ -213,14 +193,3 @@ class TerminalLine(ProgressState):
     def __exit__(self, *_: object) -> None:
         self.shown.remove(self)
         self._bar.stop()
-
-
-class _Words(ProgressColumn):
-    """A column of plain words, read again whenever the line is drawn. Brackets in names are not markup."""
-
-    def __init__(self, words: Callable[[], str]) -> None:
-        self._read = words
-        super().__init__()
-
-    def render(self, task: Task) -> Text:
-        return Text(self._read())

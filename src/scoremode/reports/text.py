@@ -9,7 +9,6 @@ from typing import Any
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.store.run import Run
 from scoremode.core.text.corpus import DEFAULT_NOTE
-from scoremode.core.text.token_text import joined
 from scoremode.errors import harmless
 from scoremode.values import rounded
 
@@ -55,18 +54,6 @@ def middle_cut(text: str, width: int, measure: Callable[[str], int] = len) -> st
     return ""
 
 
-def start_cut(text: str, width: int, measure: Callable[[str], int] = len) -> str:
-    """Shortens a text to ``width`` by cutting its start, between two words if it has any.
-
-    >>> start_cut("in the middle of a sentence", 14)
-    '…of a sentence'
-    """
-    shorter = text
-    while shorter and measure(shorter) + (shorter is not text) > width:
-        shorter = shorter.partition(" ")[2] if " " in shorter else shorter[1:]
-    return shorter if shorter == text else f"…{shorter}"
-
-
 def method_words(manifest: Mapping[str, Any], *, brief: bool = False) -> str:
     """A method and its settings, as in ``sliding-once (context 2048, stride 512)``; ``brief``: the main ones."""
     settings = manifest.get("method_settings", {})
@@ -85,29 +72,6 @@ def without_common_start(names: Sequence[str]) -> list[str]:
     start = os.path.commonprefix(list(names)) if len(names) > 1 else ""  # noqa: RUF071 - characters are meant
     cut = max(start.rfind(sign) for sign in "-_/ :·") + 1
     return [name[cut:] for name in names] if all(len(name) > cut for name in names) else list(names)
-
-
-def worst_targets(run: Run, count: int) -> list[int]:
-    """Indices of the targets with the lowest probability, each token of the text once."""
-    found: dict[int, int] = {}  # token -> where its probability is lowest
-    for at in run.scores.logprob.argsort(kind="stable").tolist():
-        found.setdefault(int(run.facts.token[at]), at)
-        if len(found) == count:
-            break
-    return list(found.values())
-
-
-def context_before(run: Run, index: int, width: int) -> str:
-    """The scored text before a target, at most ``width`` characters, from the same document."""
-    facts, pieces = run.facts, list[str]()
-    at, size = index - 1, 0
-    while at >= 0 and size < width and facts.token[at] + 1 == facts.token[at + 1]:
-        if facts.document[at] != facts.document[index]:
-            break
-        pieces.append(str(facts.text[at]))
-        size += len(pieces[-1])
-        at -= 1
-    return joined(pieces[::-1])[-width:]
 
 
 def top_words(comparison: Comparison) -> str:

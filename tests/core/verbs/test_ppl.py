@@ -14,11 +14,9 @@ from scoremode.core.scores.answers import measured
 from scoremode.core.verbs.question import identify
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import OptionError, RunError
-from scoremode.reports.runs import worst_table
 from scoremode.values import NUMERICS
 from tests.gguf_files import gguf_of
 from tests.makers import ask
-from tests.reports.test_table import drawn
 
 
 def test_progress_of_an_engine_of_ones_own_is_told_and_its_options_are_refused(tmp_path: Path) -> None:
@@ -127,6 +125,3 @@ def test_what_the_model_expected_is_never_empty(stories: Path) -> None:
     """▁ alone is a token of this model: a space, where its decoder gives nothing."""
     run = sm.ppl(str(stories), text=TEXT, context_length=64)
     assert " " in measured(run.facts.top_text).tolist() + run.facts.text.tolist()
-    expected = drawn([worst_table(run, len(run.scores))])
-    assert "  '' p=" not in expected
-    assert "  ' " in expected

@@ -26,6 +26,8 @@ from scoremode.values import Floats, Ints, usable
 
 TEXT_TARGETS = 250_000  # most targets per text; a page with more would not open on a phone
 SENSITIVITY_QUANTILE = 0.99
+Stored = dict[str, str]  # a column: its type, and its numbers as base64
+View = dict[str, str | int | Stored | None]
 FIRST_STEP = 0.1  # nats: the palest colour of Δ logprob and KL starts here, as in report.js
 
 
@@ -66,10 +68,10 @@ def _notes(runs: Sequence[Run], limit: int) -> list[str]:
     return list(notes)
 
 
-def page_data(comparisons: Sequence[Comparison], alone: Sequence[Run], limit: int) -> dict[str, Any]:
+def page_data(comparisons: Sequence[Comparison], alone: Sequence[Run], limit: int) -> dict[str, object]:
     """All data for the script; invisible characters are made visible here, so that the script shows texts unchanged."""
     made = _PageData(limit)
-    views: list[dict[str, Any]] = []
+    views = list[View]()
     for c in comparisons:
         view = made.view(c.name, c.baseline, str(c.baseline.manifest.get("model", "baseline")))
         kl = None if c.kl is None else column(c.kl[made.text_of(c.baseline)[1]])
@@ -100,12 +102,12 @@ class _PageData:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.words: dict[str, int] = {}
-        self.texts: list[dict[str, Any]] = []
-        self.scores: list[dict[str, Any]] = []
+        self.texts: list[dict[str, int | Stored]] = []
+        self.scores: list[dict[str, Stored | None]] = []
         self._orders: dict[str, tuple[int, Ints]] = {}
         self._runs: dict[int, int] = {}  # the number of a run's columns, by its identity
 
-    def view(self, name: str, baseline: Run, baseline_name: str) -> dict[str, Any]:
+    def view(self, name: str, baseline: Run, baseline_name: str) -> View:
         """The data of one view that the reader can choose; it shows the run alone until a candidate is added."""
         return {
             "name": visible(name),
@@ -149,7 +151,7 @@ class _PageData:
             return self._runs[id(run)]
         _, order = self.text_of(run)
 
-        def stored(name: str) -> dict[str, str] | None:
+        def stored(name: str) -> Stored | None:
             its = getattr(run.scores, name)
             return None if its is None else column(its[order])
 
@@ -159,12 +161,12 @@ class _PageData:
         self._runs[id(run)] = len(self.scores) - 1
         return len(self.scores) - 1
 
-    def _words(self, texts: Sequence[str] | npt.NDArray[np.object_]) -> dict[str, str]:
+    def _words(self, texts: Sequence[str] | npt.NDArray[np.object_]) -> Stored:
         words = self.words
         return column(np.fromiter((words.setdefault(str(t), len(words)) for t in texts), np.int64, len(texts)))
 
 
-def column(values: npt.NDArray[Any]) -> dict[str, str]:
+def column(values: npt.NDArray[Any]) -> Stored:
     """Numbers as base64 of the smallest little-endian type that fits; float32 is enough for display."""
     if values.dtype.kind == "f":
         kind = "f4"
