@@ -21,11 +21,8 @@ PLAN = ["plan", "table:uniform", "--text", "one two"]
 MISTAKES: list[tuple[list[str], str]] = [
     # a flag that is mistyped, shortened, or another verb's
     ([*PPL, "--contxt-length", "5"], "no flag --contxt-length; did you mean --context-length?"),
-    ([*PPL, "--contxt-length=5"], "no flag --contxt-length; did you mean --context-length?"),
     ([*PPL, "--context_length", "5"], "did you mean --context-length?"),
     ([*PPL, "--context", "5"], "no flag --context; did you mean --context-length?"),
-    ([*PPL, "-context-length", "5"], "did you mean --context-length?"),
-    ([*PPL, "--STRIDE", "5"], "did you mean --stride?"),
     ([*PPL, "--max", "5"], "did you mean --max-model-len, --max-num-batched-tokens or --max-windows?"),
     ([*PPL, "--jsn"], "did you mean --json?"),
     ([*PPL, "--prompt", "x"], "--prompt belongs to scoremode prob"),
@@ -48,22 +45,15 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["ppl", "table:uniform", "--text", "-hello"], "given as --text=VALUE"),
     # twice
     ([*PPL, "--text", "three"], "--text is given twice"),
-    ([*PPL, "--stride", "5", "--stride", "5"], "--stride is given twice"),
-    ([*PPL, "--out", "a", "--out", "b"], "--out is given twice"),
     ([*PPL, "--method", "gptq", "--method=gptq"], "--method gptq is given twice"),
     (["ppl", "table:uniform", "--corpus", "a.txt", "--corpus", "a.txt"], "--corpus a.txt is given twice"),
     (["ppl", "table:uniform", "--corpus", "a.txt", "b.txt"], "nothing takes the argument 'b.txt'; several files"),
     (["compare", "m", "n", "--corpus", "a.txt", "--corpus", "b.txt"], "compare asks one question"),
     # numbers
     ([*PPL, "--num-samples", "0"], "--num-samples 0 leaves no text"),
-    ([*PPL, "--num-samples", "-1"], "--num-samples -1 leaves no text"),
     ([*PPL, "--context-length", "0"], "--context-length 0 leaves no room for a target"),
-    ([*PPL, "--context-length", "1"], "--context-length 1 leaves no room for a target"),
-    ([*PPL, "--context-length", "-5"], "--context-length -5 leaves no room for a target"),
     ([*PPL, "--context-length", "1" + "0" * 30], "is too large"),
-    ([*PPL, "--num-samples", "9" * 5000], "is too large"),
     ([*PPL, "--stride", "0"], "--stride 0 never advances"),
-    ([*PPL, "--stride", "-3"], "--stride -3 never advances"),
     ([*PPL, "--max-windows", "-1"], "--max-windows -1 is negative"),
     *[
         ([*PPL, "--stride", n], f"'{n}' is not a whole number")
@@ -92,10 +82,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["compare", "a", ""], "CANDIDATE is empty"),
     # values that do not exist
     ([*PPL, "--method", "gpqt"], "did you mean 'gptq'?"),
-    ([*PPL, "--engine", "vlm"], "did you mean 'vllm'?"),
     ([*PPL, "--field", "body"], "--field does not apply to plain text"),
-    (["plan", "table:uniform", "--corpus", "python-docs", "--field", "body"], "--field does not apply to plain text"),
-    (["info", "methods", "gpqt"], "did you mean 'gptq'?"),
 ]
 
 
@@ -111,24 +98,6 @@ def test_a_mistake_is_named(
 @pytest.mark.parametrize("verb", [name for name, verb in VERBS.items() if verb.prints_json])
 def test_no_verb_takes_a_shortened_flag(refused: Refused, verb: str) -> None:
     assert "did you mean --json?" in refused(verb, *["x"] * (verb != "info"), "--jso")
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["ppl", "\x1b[2J"],
-        ["ppl", "table:\x9b31m", "--text", "x y"],
-        [*PPL, "--\x1b[31m"],
-        [*PPL, "\x1b]0;title\x07"],
-        [*PPL, "--method", "\x1b[31mgptq"],
-        [*PPL, "--stride", "\x1b[31m5"],
-        ["plan", "table:uniform", "--corpus", "\x1b[31m\n\u202etxt.a"],
-        ["\x1b[31m"],
-        [*PPL, "--engine", "\u2028\udcff"],
-    ],
-)
-def test_control_characters_of_an_argument_do_not_reach_the_terminal(refused: Refused, arguments: list[str]) -> None:
-    assert [c for c in refused(*arguments) if c in "\x1b\x9b\x07\u202e\u2028\udcff"] == []
 
 
 def test_an_argument_as_long_as_a_book_is_cut(refused: Refused) -> None:
@@ -163,13 +132,6 @@ MODEL = "table:uniform"
 def test_the_model_is_found_wherever_it_stands(command: Command, arguments: list[str], names: str) -> None:
     made = command("plan", "--json", *arguments).json
     assert (made["model"], made["corpus"]) == (MODEL, names)
-
-
-@pytest.mark.usefixtures("texts")
-def test_two_models_are_found_behind_a_corpus(command: Command) -> None:
-    outcome = command("compare", "--corpus", "a.txt", MODEL, "table:successor", "--json", "--out", "both")
-    assert (outcome.code, outcome.err) == (0, "")
-    assert [p.name for p in Path("both").iterdir()] != []
 
 
 def test_every_flag_that_takes_a_string_refuses_nothing(refused: Refused) -> None:

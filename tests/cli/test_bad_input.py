@@ -240,10 +240,6 @@ def test_standard_input_that_is_not_open_for_reading(tmp_path: Path) -> None:
     assert "standard input cannot be read" in done.stderr
 
 
-def test_standard_input_given_twice(refused: Refused) -> None:
-    assert "--corpus - is given twice" in refused("plan", "table:uniform", "--corpus", "-", "--corpus", "-")
-
-
 # ── what is unusual and right ────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize(
     ("name", "data", "count"),

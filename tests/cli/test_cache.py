@@ -112,16 +112,3 @@ def test_a_bad_limit(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCOREMODE_CACHE_LIMIT", "fifty")
     assert "SCOREMODE_CACHE_LIMIT: 'fifty' is not a size" in refused(*PPL, "a text")
     assert "SCOREMODE_CACHE_LIMIT" in refused("cache")
-
-
-def test_thousands_of_runs_are_listed_in_seconds(command: Command, root: Path) -> None:
-    source = root / kept(command, "a text")
-    manifest, scores = ((source / name).read_bytes() for name in ("manifest.json", "scores.parquet"))
-    for number in range(3000):
-        folder = root / "runs" / f"{number:020x}"
-        folder.mkdir()
-        (folder / "manifest.json").write_bytes(manifest)
-        (folder / "scores.parquet").write_bytes(scores)
-    begun = time.process_time()
-    assert len(command("cache", "--kind", "runs", "--json").json["entries"]) == 3001
-    assert time.process_time() - begun < 10, "one look at each folder; other work on the machine does not count"

@@ -65,6 +65,7 @@ def test_verbs_are_in_groups(command: Command) -> None:
     shown = command("--help").out
     positions = [shown.index(f"\n{title}:\n") for title in GROUPS]
     assert positions == sorted(positions)
+    assert [verb for verb in VERBS if f"  {verb} " not in shown] == []
     assert len(shown.splitlines()) <= 45
 
 

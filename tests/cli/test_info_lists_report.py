@@ -18,11 +18,6 @@ def test_every_method_is_listed(command: Command) -> None:
     assert [name for name in METHODS if name not in outcome.out] == []
 
 
-def test_methods_as_json_are_a_list_of_objects(command: Command) -> None:
-    found = command("info", "methods", "--json").json
-    assert [method["name"] for method in found] == list(METHODS)
-
-
 @pytest.mark.parametrize("name", list(METHODS))
 def test_a_method_is_shown_with_its_windows_drawn(command: Command, name: str) -> None:
     outcome = command("info", "methods", name)
@@ -38,10 +33,6 @@ def test_every_engine_is_listed(command: Command) -> None:
     outcome = command("info", "engines")
     assert outcome.code == 0
     assert [name for name in known_engines() if name not in outcome.out] == []
-
-
-def test_engines_as_json_are_a_list_of_objects(command: Command) -> None:
-    assert {engine["name"] for engine in command("info", "engines", "--json").json} == set(known_engines())
 
 
 # ── report ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -28,12 +28,6 @@ def run(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_help_names_every_command(command: Command) -> None:
-    outcome = command("--help")
-    assert outcome.code == 0
-    assert [verb for verb in edge.VERBS if f"  {verb} " not in outcome.out] == []
-
-
 KNOWN_FLAGS = (
     *("--context-length", "--stride", "--num-samples", "--dataset", "--dataset-config", "--text", "--dtype"),
     *("--tensor-parallel-size", "--gpu-memory-utilization", "--quantization", "--trust-remote-code"),
@@ -57,21 +51,6 @@ def test_without_a_command_help_is_shown_and_one_line_says_what_is_missing(comma
         outcome.err
         == "scoremode: no command was given; type scoremode VERB, as in scoremode ppl MODEL --corpus wikitext2\n"
     )
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["ppl"],
-        ["ppl", "m", "--no-such-flag"],
-        ["ppl", "m", "--stride", "many"],
-        ["prob", "m", "--leading-space", "maybe"],
-        ["report"],
-        ["--no-such-flag"],
-    ],
-)
-def test_what_cannot_be_parsed_is_one_line_that_names_the_help(refused: Refused, arguments: list[str]) -> None:
-    assert "--help" in refused(*arguments)
 
 
 class PanicException(BaseException):

@@ -44,15 +44,6 @@ def test_json_is_one_object_with_the_promised_facts(command: Command, stories: P
     assert outcome.err == ""
 
 
-def test_several_files_are_grouped_by_document(command: Command, tmp_path: Path) -> None:
-    files = [tmp_path / name for name in ("a.txt", "b.txt", "c.txt")]
-    for file in files:
-        file.write_text(f"text of {file}")
-    for several in (tmp_path, tmp_path / "*.txt"):
-        found = command("ppl", "table:uniform", "--corpus", several, "--json").json
-        assert (found["documents"], found["stderr_groups"]) == (3, "documents")
-
-
 def test_a_manifest_has_what_another_person_needs(command: Command, stories: Path, tmp_path: Path) -> None:
     command("ppl", stories, "--text", TEXT, "--out", tmp_path / "run")
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
@@ -81,14 +72,6 @@ def test_a_text_of_one_word_is_not_called_impossible(command: Command) -> None:
 def test_markup_in_a_file_name_is_printed_as_it_is(command: Command, tmp_path: Path) -> None:
     (tmp_path / "[red]a[b].txt").write_text("one two")
     assert "[red]a[b].txt" in command("ppl", "table:uniform", "--corpus", tmp_path / "[red]a[b].txt").out
-
-
-def test_markup_in_the_name_of_a_run_is_printed_as_it_is(command: Command, tmp_path: Path) -> None:
-    folder = tmp_path / "[" / "x]"
-    arguments = ["ppl", "table:uniform", "--text", "one two", "--out", folder]
-    command(*arguments)
-    outcome = command(*arguments)
-    assert (outcome.code, "[/x]" in outcome.out.replace("\n", "")) == (0, True)
 
 
 # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -126,12 +109,6 @@ def test_a_disk_that_fills_up_leaves_no_manifest_and_the_command_goes_on(
 # ── bad text ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_text_shorter_than_two_tokens_is_refused(refused: Refused, stories: Path) -> None:
-    assert "at least two tokens" in refused(
-        "ppl", stories, "--text", "a", "--method", "exl3-2026", "--context-length", 2
-    )
-
-
 # ── bad models ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -163,11 +140,6 @@ def test_a_tokenizer_that_was_refused_does_not_occupy_the_run(
 
 
 # ── bad options ──────────────────────────────────────────────────────────────────────────────────────────────────────
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_a_gpu_that_is_not_there_is_refused(refused: Refused, stories: Path) -> None:
-    assert "use --device cpu" in refused("ppl", stories, "--text", TEXT, "--device", "cuda")
-
-
 def test_remote_code_is_not_trusted_unless_asked(refused: Refused, checkpoint: Path, tmp_path: Path) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
     remote = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from scoremode.core.verbs.prob.many_pairs import CHUNK
 from scoremode.core.verbs.prob.sequence import SequenceProbability
-from tests.command_line import Command, Refused
+from tests.command_line import Command
 
 PAIRS = [("ab", "cd"), ("ab", "c"), ("xyz", "é")]
 
@@ -82,51 +79,6 @@ def test_the_file_and_the_screen_say_the_same(command: Command, tmp_path: Path) 
     assert results(tmp_path / "results.jsonl") == printed
 
 
-def many_pairs(count: int = CHUNK + 10) -> list[tuple[str, str]]:
-    return [(f"prompt {i}", f"target {i}") for i in range(count)]
-
-
-def interrupt_after(monkeypatch: pytest.MonkeyPatch, calls: int) -> None:
-    original = SequenceProbability.score
-    made: list[int] = []
-
-    def breaking(self: Any, pairs: Any, progress: Any = None) -> Any:
-        if len(made) == calls:
-            raise KeyboardInterrupt
-        made.append(1)
-        return original(self, pairs, progress)
-
-    monkeypatch.setattr(SequenceProbability, "score", breaking)
-
-
-def test_unicode_line_separators_do_not_tear_the_lines_of_an_interrupted_call(
-    command: Command, tmp_path: Path, asked: list[int]
-) -> None:
-    """JSON leaves U+2028 and U+0085 as they are, and str.splitlines cuts there."""
-    pairs = [("a\u2028b\x85c", "d"), *many_pairs()]
-    path = write_pairs(tmp_path / "pairs.jsonl", rows_of(pairs))
-    arguments = ["prob", "table:uniform", "--file", path, "--out", tmp_path / "results.jsonl"]
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_after(patch, 1)
-        assert command(*arguments).code == 130
-    asked.clear()
-    assert (command(*arguments).code, asked) == (0, [len(pairs) - CHUNK])
-
-
-def test_a_disk_that_fills_up_leaves_no_results_and_the_command_goes_on(
-    command: Command, refused: Refused, tmp_path: Path
-) -> None:
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    arguments = ["prob", "table:uniform", "--prompt", "a", "--target", "b", "--out", tmp_path / "results.jsonl"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scoremode.core.disk.files.os.fsync", full)
-        assert "the disk is full" in refused(*arguments)
-    assert not (tmp_path / "results.jsonl").exists()
-    assert (command(*arguments).code, len(results(tmp_path / "results.jsonl"))) == (0, 1)
-
-
 # ── whose file it is ─────────────────────────────────────────────────────────────────────────────────────────────────
 ONE = ("prob", "table:uniform", "--prompt", "a", "--target", "b", "--out")
 
@@ -141,9 +93,3 @@ def test_results_that_are_there_are_read_and_that_is_said(
     assert asked == [1]
     assert command(*ONE, out, "--fresh").out == f"1 results in {out}\n"
     assert asked == [1, 1]
-
-
-def test_results_that_are_there_are_printed_as_json(command: Command, tmp_path: Path) -> None:
-    first, second = (command(*ONE, tmp_path / "results.jsonl", "--json") for _ in range(2))
-    assert first.json == second.json == results(tmp_path / "results.jsonl")
-    assert (first.err, second.err) == ("", "")

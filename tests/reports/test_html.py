@@ -21,11 +21,9 @@ from scoremode.core.store.run import Run
 from scoremode.errors import InputError
 from scoremode.reports.html import drawing
 from scoremode.reports.html.page import notebook_html, render, report
-from scoremode.reports.html.scored_text import column, page_data, reading_order
+from scoremode.reports.html.scored_text import page_data, reading_order
 from scoremode.reports.html.templating import asset, escaped, visible
-from scoremode.reports.numbers import file_size
 from scoremode.reports.served import run_name
-from scoremode.values import rounded
 from tests.house import HOUSE
 from tests.reports.demo import (
     base_logprob,
@@ -168,7 +166,8 @@ def hostile() -> tuple[list[Comparison], list[Run]]:
     baseline = dataclasses.replace(make_run(facts, base_logprob(150), 1, **manifest), path=EVIL, plan_digest=EVIL)
     comparison = make_comparison(EVIL, baseline, 2, None, manifest, command=EVIL)
     alone = dataclasses.replace(make_run(facts, base_logprob(150), 3, **manifest), path=EVIL + "3")
-    return [with_statistics(comparison, name=EVIL, kl_max=EVIL, worse=EVIL)], [alone]
+    other = dataclasses.replace(comparison, name=EVIL + "4")  # two are drawn by size
+    return [with_statistics(comparison, name=EVIL, kl_max=EVIL, worse=EVIL), other], [alone]
 
 
 def test_hostile_words_in_every_field_stay_words() -> None:
@@ -233,13 +232,6 @@ def test_columns_come_back_as_they_were(demo: list[Comparison]) -> None:
     np.testing.assert_allclose(numbers(view["kl"]), demo[1].kl, rtol=1e-6)
     words = [data["words"][i] for i in numbers(data["texts"][0]["word"])]
     assert words == [visible(t) for t in demo[0].baseline.facts.text]
-
-
-@pytest.mark.parametrize(("top", "kind"), [(0, "u1"), (255, "u1"), (256, "u2"), (65_535, "u2"), (65_536, "u4")])
-def test_a_column_takes_no_more_than_it_needs(top: int, kind: str) -> None:
-    stored = column(np.array([0, top]))
-    assert stored["type"] == kind
-    assert numbers(stored).tolist() == [0, top]
 
 
 def test_a_token_that_is_scored_twice_is_read_once() -> None:
@@ -338,35 +330,6 @@ def test_written_whole_or_not_at_all(tmp_path: Path, demo: list[Comparison]) -> 
         report(tmp_path / "missing" / "report.html", *demo)
 
 
-@pytest.mark.parametrize(
-    ("value", "stderr", "expected"),
-    [
-        (12.7412, 0.3149, ("12.74", "± 0.31")),
-        (3.83e-5, 2.4e-6, ("3.83e-5", "± 0.24e-5")),
-        (6.7e-6, None, ("6.70e-6", "")),
-        (0.00271, None, ("0.00271", "")),
-        (6.75113, None, ("6.751", "")),
-        (-1.5, 0.1, ("-1.50", "± 0.10")),
-        (0.0, None, ("0", "")),
-        (None, 0.1, ("–", "")),
-        (float("nan"), None, ("–", "")),
-        (float("inf"), 1.0, ("∞", "")),
-        (5.0, 0.0, ("5.000", "± 0")),
-        (256.0, 1e-14, ("256.0", "± 0")),
-        (5.0, float("inf"), ("5.000", "")),
-        (0.0, 0.0, ("0", "± 0")),
-    ],
-)
-def test_numbers_have_the_digits_that_their_errors_allow(value: Any, stderr: Any, expected: tuple[str, str]) -> None:
-    assert rounded(value, stderr) == expected
-
-
-def test_percent_and_sizes() -> None:
-    assert rounded(0.5929, 0.0072, percent=True) == ("59.29%", "± 0.72%")
-    assert rounded(0.5, percent=True) == ("50.00%", "")
-    assert [file_size(n) for n in (12, 3 * 2**20, 5 * 2**30, None)] == ["12 bytes", "3.00 MiB", "5.00 GiB", "–"]
-
-
 def test_what_hides_is_made_visible_and_what_joins_is_kept() -> None:
     assert visible("a\0\x1b\u202e\ud800\ufeff") == "a␀␛⟨U+202E⟩⟨U+D800⟩⟨U+FEFF⟩"
     assert visible("👩\u200d🔬 नि\u200cष\t\n") == "👩\u200d🔬 नि\u200cष\t\n"
@@ -379,23 +342,20 @@ def test_runs_are_named_by_what_tells_them_apart() -> None:
     assert [run_name(r, [one, other]) for r in (one, other)] == ["smollm2-135m · runs/1", "smollm2-135m · runs/b"]
 
 
-@pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 3e-7), (-0.02, 5), (1.0, 1.0), (0, 123_456), (1.0004, 1.0008)])
-def test_a_linear_axis_has_a_few_different_labels(low: float, high: float) -> None:
-    labels = [text for _, text in drawing.linear(low, high, "x").marks()]
-    assert 2 <= len(labels) <= 12
-    assert len(set(labels)) == len(labels)
-
-
-@pytest.mark.parametrize(("low", "high"), [(1e-12, 100), (1e-3, 1e-2), (0.03, 0.09), (1e-8, 1)])
-def test_a_logarithmic_axis_has_a_few_different_labels(low: float, high: float) -> None:
-    labels = [text for _, text in drawing.logarithmic(low, high, "x").marks()]
-    assert 2 <= len(labels) <= 12
-    assert len(set(labels)) == len(labels)
-
-
 def test_the_baseline_has_its_own_size_in_the_table() -> None:
     comparison = make_comparison(
         "q4", make_baseline(50, bits_per_weight=16.0, weight_bytes=2**20), seed=2, bits_per_weight=4.5
     )
     table = render([comparison])
     assert re.findall(r'<td data-label="Bits/weight">([\d.]+)', table) == ["16.00", "4.50"]
+
+
+@pytest.mark.parametrize(
+    ("axis", "low", "high"),
+    [(drawing.linear, *ends) for ends in ((0, 1), (0, 3e-7), (-0.02, 5), (1.0, 1.0), (0, 123_456), (1.0004, 1.0008))]
+    + [(drawing.logarithmic, *ends) for ends in ((1e-12, 100), (1e-3, 1e-2), (0.03, 0.09), (1e-8, 1))],
+)
+def test_an_axis_has_a_few_different_labels(axis: Any, low: float, high: float) -> None:
+    labels = [text for _, text in axis(low, high, "x").marks()]
+    assert 2 <= len(labels) <= 12
+    assert len(set(labels)) == len(labels)

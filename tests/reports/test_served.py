@@ -9,7 +9,7 @@ import pytest
 from scoremode.reports.comparisons import comparison_json
 from scoremode.reports.model_card import markdown
 from scoremode.reports.served import PartSize, ServedModel, in_groups, served, served_manifest
-from scoremode.reports.text import middle_cut, without_common_start
+from scoremode.reports.text import middle_cut
 from tests.reports.demo import make_baseline, make_comparison, make_formats
 
 SIZES = {"body": {"bytes": 450, "weights": 800}, "embedding": {"bytes": 100, "weights": 100}}
@@ -87,11 +87,3 @@ def test_a_name_is_cut_in_its_middle(width: int) -> None:
     assert "abcdefghij".startswith(head)
     assert "abcdefghij".endswith(tail)
     assert width >= 10 or 0 <= len(head) - len(tail) <= 1
-
-
-def test_the_common_start_goes_only_at_a_sign() -> None:
-    assert without_common_start(["a-Q4", "a-Q8"]) == ["Q4", "Q8"]
-    assert without_common_start(["alone-Q4"]) == ["alone-Q4"]
-    assert without_common_start(["a-", "a-b"]) == ["a-", "a-b"]
-    assert without_common_start(["x", "y"]) == ["x", "y"]
-    assert without_common_start([]) == []

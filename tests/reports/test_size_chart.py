@@ -5,24 +5,21 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from scoremode.core.statistics.comparison import Comparison
-from scoremode.reports.html.drawing import MARKS, mark_path
 from scoremode.reports.html.size_chart import (
     DRAWN,
     FRAME,
     Point,
     SizeChart,
-    has_place,
     size_chart,
     size_section,
 )
 from tests.reports.demo import FORMATS, make_formats, with_statistics
-from tests.reports.test_html import EVIL, Page
 
 KL, RATIO, SAME_TOP = DRAWN
 Made = list[Comparison]
@@ -46,30 +43,6 @@ def points(*places: tuple[float, float], stderr: float | None = None) -> list[Po
     return [Point(i + 1, f"p{i}", f"p{i}", 0, size, value, stderr) for i, (size, value) in enumerate(places)]
 
 
-@pytest.mark.parametrize("measure", DRAWN, ids=lambda m: m.name)
-def test_the_front_has_whom_nobody_beats(made: Made, measure: Any) -> None:
-    """Every pair compared, in the terms of the measure."""
-    bits = [bits for _, _, bits, *_ in FORMATS]
-    values = [c.statistics()[measure.name] for c in made]
-    costs: dict[str, Callable[[float], float]] = {
-        "kl_mean": lambda v: v,
-        "ppl_ratio": lambda v: abs(math.log(v)),
-        "same_top": lambda v: 1 - v,
-    }
-    cost = costs[measure.name]
-    unbeaten = {
-        made[i].name
-        for i in range(len(bits))
-        if not any(
-            bits[j] <= bits[i] and cost(values[j]) <= cost(values[i]) and (bits[j], values[j]) != (bits[i], values[i])
-            for j in range(len(bits))
-        )
-    }
-    drawn, _ = chart_of(made, measure)
-    assert {drawn.points[i].name for i in drawn.front} == unbeaten
-    assert 1 < len(unbeaten) <= len(bits)
-
-
 def test_marks_stand_where_their_numbers_are(made: Made) -> None:
     """The drawing is read back: x by two ticks, y by two powers of ten."""
     drawn, _ = chart_of(made)
@@ -88,7 +61,7 @@ def test_marks_stand_where_their_numbers_are(made: Made) -> None:
 def test_the_legend_names_the_numbers_of_the_marks(made: Made) -> None:
     page = section(made)
     numbered = re.findall(r"<b>(\d+)</b>&nbsp;([^,<]+)", page)
-    names = [name.removeprefix("Qwen3-4B-Instruct-2507-") for name, *_ in FORMATS]
+    names = [name for name, *_ in FORMATS]
     assert sorted(numbered) == sorted((str(i), name) for i, name in enumerate(names, start=1))
     chart = page[page.index("of-kl_mean") : page.index("</svg>", page.index("of-kl_mean"))]
     assert re.findall(r'class="name"[^>]*>(\d+)<', chart) == [str(i + 1) for i in range(len(FORMATS))]
@@ -179,42 +152,3 @@ def test_two_candidates_are_needed(made: Made) -> None:
     page = section(made[:2], _0={n.name: None for n in DRAWN})
     assert page.count("which needs two candidates. Not drawn: Qwen3-4B-Instruct-2507-Q8_0.gguf: ") == 3
     assert "<svg" not in page
-
-
-def test_hostile_words_stay_words(made: Made) -> None:
-    comparisons = []
-    for c in made:
-        manifest = {**c.candidate.manifest, "model_format": EVIL, "engine": EVIL, "versions": {EVIL: EVIL}}
-        candidate = dataclasses.replace(c.candidate, manifest=manifest)
-        comparisons.append(dataclasses.replace(c, name=EVIL + c.name, candidate=candidate))
-    page = size_section(comparisons)
-    parsed = Page(page)
-    assert parsed.wrong == []
-    assert {"script", "img"}.isdisjoint(tag for tag, _ in parsed.tags)
-    assert [a for _, a in parsed.tags if any(name.startswith("on") for name in a)] == []
-    assert "⟨U+202E⟩" in page
-    page.encode()
-
-
-@pytest.mark.parametrize("bits", [(1e-9, 1e-9), (1024, 1e-9), (4.0, 4.0)])
-@pytest.mark.parametrize("values", [(1e-300, 1e300), (0, 0), (1e-12, 0), (5, 5), (1, 1), (1e300, 1e300), (0.5, 1)])
-@pytest.mark.parametrize("measure", DRAWN, ids=lambda m: m.name)
-@pytest.mark.parametrize("stderr", [None, 1e-300, 1e300])
-def test_absurd_numbers_are_drawn_inside(
-    bits: Sequence[float], values: Sequence[float], measure: Any, stderr: float | None
-) -> None:
-    if not all(has_place(measure, value) for value in values):
-        assert measure in (RATIO, SAME_TOP)
-        return
-    placed = points(*((size, measure.factor * v) for size, v in zip(bits, values, strict=True)), stderr=stderr)
-    svg = SizeChart(placed, measure, "bits", [1e-5]).drawing("t")
-    assert "nan" not in svg
-    assert "inf" not in svg
-    for x, y in re.findall(r'class="hit" cx="([^"]+)" cy="([^"]+)"', svg):
-        assert 0 <= float(x) <= FRAME.width
-        assert 0 <= float(y) <= FRAME.height
-
-
-def test_marks_differ_for_many_groups() -> None:
-    assert len({mark_path(group) for group in range(56)}) == 56
-    assert len(MARKS) == 8

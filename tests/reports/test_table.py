@@ -14,7 +14,6 @@ import scoremode as sm
 from scoremode.core.verbs.prob.sequence import SequenceScore, TokenScore
 from scoremode.reports.numbers import with_error
 from scoremode.reports.runs import plan_blocks, sequence_blocks
-from scoremode.reports.table import Fact, Facts
 from scoremode.reports.terminal import console, renderable
 from scoremode.values import Estimate
 
@@ -57,17 +56,8 @@ def test_a_value_has_the_digits_that_its_error_allows(value: float, stderr: floa
     assert with_error(Estimate(value, stderr, 100, 10)) == text
 
 
-def test_infinity_is_said_in_words() -> None:
-    assert "probability zero" in with_error(Estimate(math.inf, None, 10, 1))
-
-
 def test_what_is_not_a_number_is_unknown() -> None:
     assert with_error(Estimate(math.nan, None, 10, 1)) == "none (no whole word or byte was scored)"
-
-
-def test_a_stored_infinity_comes_back() -> None:
-    stored = {"value": None, "stderr": None, "n": 3, "groups": 1, "freedom": None, "low": None, "high": None}
-    assert Estimate.from_json(stored) == Estimate(math.inf, None, 3, 1)
 
 
 def test_a_plan_shows_its_first_windows() -> None:
@@ -90,10 +80,6 @@ def test_an_added_space_is_said() -> None:
     assert "--leading-space add" in drawn(sequence_blocks([score(leading_space="add")]))
 
 
-def test_a_clean_boundary_needs_no_words() -> None:
-    assert "spans" not in drawn(sequence_blocks([score()]))
-
-
 def test_a_probability_of_zero_is_drawn() -> None:
     impossible = score(log_prob=-math.inf, prob=0.0, perplexity=math.inf)
     assert "-inf" in drawn(sequence_blocks([impossible]))
@@ -102,10 +88,6 @@ def test_a_probability_of_zero_is_drawn() -> None:
 def test_markup_in_targets_and_prompts_is_drawn_as_it_is() -> None:
     out = drawn(sequence_blocks([score("[/red]"), score("[red]", prompt="[/bold]")]))
     assert [word for word in ("'[/red]'", "'[red]'", "[/bold]") if word not in out] == []
-
-
-def test_a_listing_draws_markup_as_it_is() -> None:
-    assert "[/x] y" in drawn([Facts([Fact("name", "[/x] y")])])
 
 
 def test_lines_are_not_folded_where_nobody_watches() -> None:

@@ -31,8 +31,3 @@ def test_text_is_shown_on_one_line_without_control_characters(text: str, safe: s
 @given(st.text())
 def test_nothing_that_a_terminal_obeys_is_ever_shown(text: str) -> None:
     assert [c for c in shown(text) if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp")] == []
-
-
-@given(st.text())
-def test_shown_text_is_as_long_as_the_text(text: str) -> None:
-    assert len(shown(text)) == len(text)

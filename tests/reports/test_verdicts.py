@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from scoremode.core.statistics.comparison import Comparison, comparison_statistics
-from scoremode.reports.scale import scale_words
-from scoremode.reports.verdicts import Verdict, rule_words, verdicts
+from scoremode.reports.verdicts import Verdict, rule_words, scale_words, verdicts
 from tests.core.statistics.test_comparison import compared
 from tests.reports.demo import with_statistics
 

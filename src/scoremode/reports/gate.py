@@ -10,7 +10,6 @@ A statistic that was not measured fails every rule.
 
 from __future__ import annotations
 
-import difflib
 import math
 import operator
 import re
@@ -21,7 +20,7 @@ from typing import Any
 from scoremode.core.scores.schema import DIVERGENCE, KL
 from scoremode.core.statistics.comparison import BY_FIELD, FIELDS
 from scoremode.core.statistics.groups import FEWEST, are_blocks, of_blocks
-from scoremode.errors import OptionError, harmless
+from scoremode.errors import OptionError, did_you_mean, harmless
 
 SURELY = "surely"
 APART = frozenset(column.name for column in DIVERGENCE if column is not KL)
@@ -66,7 +65,7 @@ def parse(rule: str, fields: tuple[str, ...] = FIELDS, example: str = EXAMPLE) -
         raise OptionError(f"{_quoted(rule)} is not a rule", fix=example)
     name, sign, number, word = parts.groups()
     if name not in fields:
-        raise OptionError(f"there is no statistic {_quoted(name)}", fix=_near(name, fields))
+        raise OptionError(f"there is no statistic {_quoted(name)}", fix=did_you_mean(name.replace("-", "_"), fields))
     if sign not in OPERATORS:
         raise OptionError(f"{_quoted(sign)} is not an operator", fix=f"use one of {', '.join(OPERATORS)}")
     if word not in (None, SURELY):
@@ -77,19 +76,10 @@ def parse(rule: str, fields: tuple[str, ...] = FIELDS, example: str = EXAMPLE) -
 
 
 def _number(text: str) -> float:
-    if text.endswith("%") and NUMBER.fullmatch(text[:-1]) and math.isfinite(float(text[:-1])):
-        raise OptionError(f"{_quoted(text)} is not a number", fix=f"write {float(text[:-1]) / 100:g}")
     value = float(text) if NUMBER.fullmatch(text) else math.nan
     if not math.isfinite(value):
         raise OptionError(f"{_quoted(text)} is not a number", fix="write one such as 0.02")
     return value
-
-
-def _near(name: str, fields: tuple[str, ...]) -> str:
-    plain = name.lower().replace("-", "_")
-    mean = [f"{plain}_mean"] if f"{plain}_mean" in fields else []
-    near = mean or difflib.get_close_matches(plain, fields, n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(fields)}"
 
 
 def _quoted(text: str) -> str:

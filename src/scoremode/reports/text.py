@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -61,17 +60,6 @@ def method_words(manifest: Mapping[str, Any], *, brief: bool = False) -> str:
     ordered += [] if brief else sorted(settings.keys() - SETTINGS.keys())
     given = ", ".join(f"{SETTINGS.get(name, name.replace('_', ' '))} {settings[name]}" for name in ordered)
     return f"{manifest.get('method')} ({given})" if given else str(manifest.get("method"))
-
-
-def without_common_start(names: Sequence[str]) -> list[str]:
-    """Names without the words that all of them begin with; unchanged if nothing would be left of one of them.
-
-    >>> without_common_start(["Qwen3-4B-Q4_K_M.gguf", "Qwen3-4B-Q8_0.gguf", "Qwen3-4B-exl3"])
-    ['Q4_K_M.gguf', 'Q8_0.gguf', 'exl3']
-    """
-    start = os.path.commonprefix(list(names)) if len(names) > 1 else ""  # noqa: RUF071 - characters are meant
-    cut = max(start.rfind(sign) for sign in "-_/ :·") + 1
-    return [name[cut:] for name in names] if all(len(name) > cut for name in names) else list(names)
 
 
 def top_words(comparison: Comparison) -> str:

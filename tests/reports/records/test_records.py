@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -174,15 +173,10 @@ def test_groups_are_made_by_proof(written: Write, record: dict[str, Any]) -> Non
     ]
 
 
-def test_copies_are_counted_once_and_equal_names_have_their_files(written: Write, tmp_path: Path) -> None:
+def test_equal_names_have_their_files(written: Write) -> None:
     first, other = written("first"), written("other", command="another")
-    copy = shutil.copy(first, tmp_path / "copy.JSON")
-    found = grouped(read(list(map(str, (first, other, copy)))))
-    assert [one.file for one in found.copies] == [str(copy)]
-    assert distinct_names(found.groups[0].records) == [f"table:successor ({file})" for file in (first, other)]
-    page = Path(sm.report(tmp_path / "page.html", tmp_path)).read_text()
-    assert "2 records" in page
-    assert "counted once" in page
+    (group,) = grouped(read([str(first), str(other)])).groups
+    assert distinct_names(group.records) == [f"table:successor ({file})" for file in (first, other)]
 
 
 def test_a_record_that_was_changed_is_shown_as_such(written: Write, command: Command, tmp_path: Path) -> None:
@@ -278,11 +272,8 @@ def test_a_field_of_another_type_is_refused(
     ("text", "says"),
     [
         ("not JSON", "is not a record"),
-        ("[]", "not an object"),
         ("{}", "is not a record"),
-        ("[" * 100_000, "nested too deeply"),
         ('{"record": 1, "name": NaN}', "no usable name"),
-        ('{"record": ' + "9" * 5000 + "}", "is not a record"),
         ('{"schema_version": 1, "teacher": {}}', "is not a record"),
     ],
 )

@@ -15,7 +15,7 @@ from scoremode.reports.html.drawing import SMALL, Axis, Chart, Shape, both_ways,
 from scoremode.reports.html.templating import fill
 from scoremode.reports.served import distinct_baselines
 from scoremode.reports.text import counted
-from scoremode.values import Floats, Ints, usable
+from scoremode.values import Floats, Ints
 
 BINS = 72  # bins of a distribution
 STRETCHES = 24  # stretches that the window is divided into
@@ -75,10 +75,9 @@ def _comparison_charts(comparisons: Sequence[Comparison]) -> list[Chart | None]:
     ]
     noises = [c.noise_kl for c in distinct_baselines(comparisons) if c.noise_kl is not None]
     noise = np.concatenate(noises) if any(map(len, noises)) else None
-    floor = next((f for c in comparisons if (f := usable(c.statistics().get("noise_floor_kl_p99")))), None)
     text = "Mean KL by position in the window, with one standard error."
     drift = along_the_window("Does drift grow with context?", text, kls, "KL, nats")
-    return [kl_distribution(kls, noise, floor), drawn[0], drift, *drawn[1:]]
+    return [kl_distribution(kls, noise), drawn[0], drift, *drawn[1:]]
 
 
 # ── tokens that are not drawn ────────────────────────────────────────────────────────────────────────────────────────
@@ -101,8 +100,8 @@ def _unbounded(values: Floats) -> str:
 
 
 # ── distributions over the targets ───────────────────────────────────────────────────────────────────────────────────
-def kl_distribution(series: Sequence[Series], noise: Floats | None, floor: float | None) -> Chart | None:
-    """Draws the share of targets by KL, the baseline's noise behind the curves, and its 99 % ``floor`` as a line."""
+def kl_distribution(series: Sequence[Series], noise: Floats | None) -> Chart | None:
+    """Draws the share of targets by KL, and the baseline's noise behind the curves."""
     behind = None if noise is None else noise[np.isfinite(noise)]
     drawn = np.concatenate([*(s.finite for s in series), *([] if behind is None else [behind])])
     positive = drawn[drawn > 0]
@@ -117,8 +116,7 @@ def kl_distribution(series: Sequence[Series], noise: Floats | None, floor: float
         axis = replace(axis, ticks=((value, f"≤{text}"), *later))
     title = "How far predictions moved"
     text = "Share of tokens by KL divergence from the baseline, on a logarithmic axis."
-    shown = floor if floor is not None and math.isfinite(floor) and floor > low else None
-    return _histogram(title, text, series, axis, noise=behind, line=("noise 99%", shown), least=low)
+    return _histogram(title, text, series, axis, noise=behind, least=low)
 
 
 def delta_distribution(series: Sequence[Series]) -> Chart | None:
@@ -130,7 +128,7 @@ def delta_distribution(series: Sequence[Series]) -> Chart | None:
     middle = max(float(np.quantile(sizes, 0.5)), largest * 1e-4)
     axis = both_ways(10.0 ** math.floor(math.log10(middle)), largest * 1.05, "Δ logprob, nats")
     text = "Share of tokens by change in log-probability; left of zero, they became less likely."
-    return _histogram("How the text's own tokens changed", text, series, axis, line=("", 0.0))
+    return _histogram("How the text's own tokens changed", text, series, axis, line=0.0)
 
 
 def _histogram(
@@ -140,10 +138,10 @@ def _histogram(
     axis: Axis,
     *,
     noise: Floats | None = None,
-    line: tuple[str, float | None] = ("", None),
+    line: float | None = None,
     least: float | None = None,
 ) -> Chart:
-    """Draws a histogram with a vertical ``line`` (name, value). Values below ``least`` count in the first bin."""
+    """Draws a histogram with a vertical ``line``. Values below ``least`` count in the first bin."""
     shares = [_shares(s.finite, axis, least) for s in series]
     # noise with many exact zeros must not flatten the curves of the candidates, so it may exceed the top
     top = max((float(s.max()) for s in shares if len(s)), default=0.0) or 1.0
@@ -156,12 +154,8 @@ def _histogram(
     shapes = []
     if noise is not None:
         shapes.append(Shape("noise", f"{SMALL.path([(0.0, 0.0), *steps(_shares(noise, axis, least)), (1.0, 0.0)])}Z"))
-    name, value = line
-    if value is not None and 0 <= float(axis.place(value)) <= 1:
-        x = SMALL.x(float(axis.place(value)))
-        anchor, at = ("start", x + 4) if float(axis.place(value)) < 0.6 else ("end", x - 4)
-        note = (at, SMALL.top + 9, anchor, name) if name else None
-        shapes.append(Shape("mark", f"M{x:.1f} {SMALL.top:g}V{SMALL.y(0):g}", note=note))
+    if line is not None:
+        shapes.append(Shape("mark", f"M{SMALL.x(float(axis.place(line))):.1f} {SMALL.top:g}V{SMALL.y(0):g}"))
     shapes += [Shape("line", SMALL.path(steps(s)), i, series[i].name) for i, s in enumerate(shares)]
     return Chart(title, text, axis, up, shapes)
 

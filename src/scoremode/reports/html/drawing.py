@@ -90,7 +90,6 @@ class Shape:
     path: str
     series: int | None = None
     title: str = ""
-    note: tuple[float, float, str, str] | None = None  # x, y, anchor and words of a text beside the path
 
 
 @dataclass(frozen=True, slots=True)

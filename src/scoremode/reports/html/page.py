@@ -6,7 +6,7 @@ scored text. The script writes texts with textContent only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,6 @@ from scoremode.core.verbs.outputs import check_report
 from scoremode.errors import InputError, RunError, UnknownArgumentError
 from scoremode.reports.comparisons import comparison_notes, comparison_table, slices_blocks, summary
 from scoremode.reports.html.charts import charts_section
-from scoremode.reports.html.provenance import provenance_section
 from scoremode.reports.html.scored_text import TEXT_TARGETS, page_data, text_section, worst_view
 from scoremode.reports.html.size_chart import size_section
 from scoremode.reports.html.templating import fill, fill_page
@@ -29,9 +28,10 @@ from scoremode.reports.model_card import markdown, metadata
 from scoremode.reports.parts import ResultPart, offered_parts, report_input
 from scoremode.reports.ranking import closest_first, pairs_tested
 from scoremode.reports.runs import run_facts, run_slices, runs_notes, runs_table
-from scoremode.reports.served import distinct_baselines, run_key, run_name
+from scoremode.reports.served import distinct_baselines, known, pairs, run_key, run_name, served_facts
 from scoremode.reports.table import Block, Note
 from scoremode.reports.text import listed
+from scoremode.values import usable
 
 
 def render(
@@ -106,6 +106,60 @@ def publish_section(comparisons: Sequence[Comparison]) -> Markup:
     return fill("publish.html", texts=found, notes=notes) if comparisons else Markup()
 
 
+def provenance_section(comparisons: Sequence[Comparison], alone: Sequence[Run]) -> Markup:
+    named: list[tuple[str, Run]] = []
+    for c in comparisons:
+        if run_key(c.baseline) not in {run_key(run) for _, run in named}:
+            named.append(("baseline", c.baseline))
+        named.append((c.name, c.candidate))
+    named += [(run_name(run, alone), run) for run in alone]
+    if not named:
+        return Markup()
+    facts = [provenance_facts(run) for _, run in named]
+    shared = {k: v for k, v in facts[0].items() if len(facts) > 1 and all(f.get(k) == v for f in facts)}
+    runs = []
+    for (name, run), own in zip(named, facts, strict=True):
+        number = next((i for i, c in enumerate(comparisons) if c.candidate is run), None)  # the table links to it
+        runs.append((name, number, {k: v for k, v in own.items() if k not in shared}))
+    commands = distinct_commands(comparisons)
+    first = ("Same for all runs", shared) if shared else None
+    return fill("provenance.html", commands=commands, first=first, runs=runs)
+
+
+def provenance_facts(run: Run) -> dict[str, str]:
+    """Facts that another person needs to reproduce the numbers; those that the manifest lacks are left out."""
+    m = run.manifest
+    speed, seconds = usable(m.get("tokens_per_second")), usable(m.get("seconds"))
+    return known(
+        {
+            "model": m.get("model"),
+            "model revision": m.get("model_revision"),
+            "model sha256": m.get("model_fingerprint"),
+            **served_facts(m),
+            "hardware": pairs(m.get("hardware")),
+            "method": m.get("method"),
+            "method settings": pairs(m.get("method_settings")),
+            "corpus": m.get("corpus"),
+            "corpus sha256": m.get("corpus_sha256"),
+            "corpus bytes": f"{m['corpus_bytes']:,}" if usable(m.get("corpus_bytes")) is not None else None,
+            "tokenizer": m.get("tokenizer"),
+            "plan digest": run.plan_digest,
+            "targets": f"{len(run.scores):,}",
+            "windows": f"{m['windows']:,}" if usable(m.get("windows")) is not None else None,
+            "notes": "; ".join(map(str, m.get("notes") or [])),
+            "scored at": m.get("created") or m.get("finished"),
+            "seconds": f"{seconds:,.1f}" if seconds is not None else None,
+            "tokens/s": f"{speed:,.0f}" if speed is not None else None,
+            "folder": run.path,
+        }
+    )
+
+
+def distinct_commands(found: Iterable[Any]) -> list[str]:
+    """The commands that made comparisons, as typed, as far as they are known."""
+    return list(dict.fromkeys(command for c in found if (command := c.manifest.get("command"))))
+
+
 def _title(candidates: Sequence[str], baselines: Sequence[Run], texts: str, *, of_paths: bool) -> str:
     if not baselines:
         return "Nothing to report"
@@ -168,9 +222,8 @@ def report(path: str | Path, *found: Any, **details: Any) -> Path | str:
 
 def _page(path: str, found: Sequence[Any], details: Mapping[str, Any]) -> str:
     parts = offered_parts()
-    known = [name for part in parts for name in part.arguments]
     for name in details:
-        if name not in known:
+        if not any(name in part.arguments for part in parts):
             raise UnknownArgumentError(f"report has no argument {name}", fix="leave it out")
     if found and all(isinstance(one, str | Path) for one in found):
         names = list(map(str, found))

@@ -19,7 +19,7 @@ from scoremode.reports.html.templating import fill
 from scoremode.reports.numbers import SHOWN, Statistics
 from scoremode.reports.ranking import pareto_front
 from scoremode.reports.served import ServedModel, are_variants, in_groups, served
-from scoremode.reports.text import counted, without_common_start
+from scoremode.reports.text import counted
 from scoremode.values import rounded, usable
 
 Missing = dict[str, list[str]]  # why candidates are not drawn, and their names
@@ -74,8 +74,7 @@ def size_section(comparisons: Sequence[Comparison]) -> Markup:
 
 def legend(names: Sequence[str], facts: Sequence[ServedModel]) -> dict[str, list[tuple[int, str]]]:
     """The numbers and names of candidates by group, whose mark stands before them."""
-    short = without_common_start(names)
-    return {group: [(i + 1, short[i]) for i in members] for group, members in in_groups(facts).items()}
+    return {group: [(i + 1, names[i]) for i in members] for group, members in in_groups(facts).items()}
 
 
 def size_chart(measure: Statistic, comparisons: Sequence[Comparison]) -> tuple[SizeChart, Missing]:

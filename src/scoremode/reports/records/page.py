@@ -16,7 +16,6 @@ from scoremode.reports.html.size_chart import Charted, chart_of, legend
 from scoremode.reports.html.templating import fill_page
 from scoremode.reports.records.reading import (
     CHANGED,
-    COPIES,
     Group,
     Record,
     distinct_names,
@@ -36,12 +35,11 @@ def render(records: Sequence[Record], page: str) -> str:
     sections = {f"group-{i}": f"Group {i}" for i in range(1, min(len(found.groups), MOST_IN_BAR) + 1)}
     return fill_page(
         "records.html",
-        title=f"{counted(len(records) - len(found.copies), 'records')} of comparisons",
+        title=f"{counted(len(records), 'records')} of comparisons",
         sections={**sections, **({"changed": "Changed"} if found.changed else {})},
         groups=[_shown(group, folder) for group in found.groups],
         changed=[(one, _link(one, folder)) for one in found.changed],
         why=CHANGED,
-        copies=f"{', '.join(one.file for one in found.copies)}: {COPIES}." if found.copies else "",
     )
 
 

@@ -9,7 +9,6 @@ Records of mlx-kld (github.com/asher/mlx-kld, schema 1) have neither a seal nor 
 
 from __future__ import annotations
 
-import json
 import ntpath
 import re
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from scoremode.core.disk.manifests import SEAL, Count, Sha256, is_sealed, unusable_field
+from scoremode.core.disk.manifests import Count, Sha256, is_sealed, unusable_field
 from scoremode.core.statistics.comparison import BY_NAME
 from scoremode.core.strict_json import read_object
 from scoremode.errors import InputError, harmless
@@ -35,7 +34,6 @@ from scoremode.values import usable
 FIX = "give records as scoremode compare --records DIR writes them"
 OF_BASELINE = "baseline's "
 SHOWN = ("kl_mean", "ppl_ratio", "same_top")
-COPIES = "copies of records above, counted once"
 CHANGED = "changed after they were written: their seals do not fit, so they are neither compared nor drawn"
 
 Name = Annotated[str, Meta(min_length=1)]
@@ -98,7 +96,6 @@ class Record(NamedTuple):
     its: Form
     served: ServedModel
     must_agree: Mapping[str, str]  # what must be equal for two records to be comparable, by what it is
-    seal: str  # equal for copies of one record
     changed: bool  # after it was written
 
     @property
@@ -125,10 +122,10 @@ def _read(file: str) -> Record:
         raise InputError(f"{file} is not a record of version {RECORD}", fix=fix)
     if wrong := unusable_field(found, Form):
         raise InputError(f"{file} is not a record (no usable {harmless(wrong)})", fix=FIX)
-    return _record(file, msgspec.convert(found, Form), str(found.get(SEAL, file)), changed=not is_sealed(found))
+    return _record(file, msgspec.convert(found, Form), changed=not is_sealed(found))
 
 
-def _record(file: str, its: Form, seal: str, *, changed: bool) -> Record:
+def _record(file: str, its: Form, *, changed: bool) -> Record:
     by = its.baseline_served
     how = {"engine": by.engine, "dtype": its.baseline_dtype, "K/V cache": by.kv_cache, **its.baseline_settings}
     must_agree = {
@@ -140,7 +137,7 @@ def _record(file: str, its: Form, seal: str, *, changed: bool) -> Record:
         **{f"{OF_BASELINE}{name}": str(value) for name, value in how.items() if value is not None},
     }
     served = served_manifest({**msgspec.structs.asdict(its), "model_format": its.format})
-    return Record(file, its, served, must_agree, seal, changed)
+    return Record(file, its, served, must_agree, changed)
 
 
 # ── mlx-kld ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -233,7 +230,7 @@ def _of_mlx_kld(file: str, found: dict[str, Any]) -> Record:
         limits=f"measured by mlx-kld: KL over the {c.top_k:,} likeliest ids of the baseline and an even rest, whose "
         f"floor ({said}) hides smaller differences; baselines are equal by name, not by proof, and nothing is sealed",
     )
-    return _record(file, made, json.dumps(found, sort_keys=True), changed=False)
+    return _record(file, made, changed=False)
 
 
 def _named(path: str) -> tuple[str, str]:
@@ -266,24 +263,18 @@ class Group(NamedTuple):
 class Grouped(NamedTuple):
     groups: Sequence[Group]
     changed: Sequence[Record]  # by hand
-    copies: Sequence[Record]  # of records that are in the groups
 
 
 def grouped(records: Sequence[Record]) -> Grouped:
     """Groups records by what must agree; the group with the most records comes first."""
     together: dict[frozenset[tuple[str, str]], list[Record]] = {}
-    seen, copies = set[str](), list[Record]()
     for one in (one for one in records if not one.changed):
-        if one.seal in seen:
-            copies.append(one)
-            continue
-        seen.add(one.seal)
         together.setdefault(frozenset(one.must_agree.items()), []).append(one)
     groups = list[Group]()
     for members in sorted(together.values(), key=lambda members: -len(members)):
         members.sort(key=_by_kl)
         groups.append(Group(members, _why_apart(members[0], [group.records[0] for group in groups])))
-    return Grouped(groups, [one for one in records if one.changed], copies)
+    return Grouped(groups, [one for one in records if one.changed])
 
 
 def _by_kl(record: Record) -> tuple[bool, float]:
@@ -378,8 +369,6 @@ def blocks(found: Grouped) -> list[Block]:
         shown += [*([""] if shown else []), Note(f"group {number}: {group.title}", "bold"), group_table(group)]
         shown += [Note(group.apart, "yellow")] if group.apart else []
         shown += [Note(note.text, "dim") for note in group_notes(group)]
-    if found.copies:
-        shown += [Note(f"{', '.join(one.file for one in found.copies)}: {COPIES}", "dim")]
     if found.changed:
         named = ", ".join(f"{one.file} ({one.its.name})" for one in found.changed)
         shown += ["", Note(f"{named}: {CHANGED}", "red")]
@@ -408,5 +397,4 @@ def facts(found: Grouped) -> dict[str, Any]:
             for group in found.groups
         ],
         "changed": [one.file for one in found.changed],
-        "copies": [one.file for one in found.copies],
     }

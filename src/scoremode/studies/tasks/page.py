@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from scoremode.reports.html.page import ResultPage
-from scoremode.reports.html.provenance import distinct_commands
+from scoremode.reports.html.page import ResultPage, distinct_commands
 from scoremode.reports.html.templating import fill, fill_page
 from scoremode.reports.served import served_facts
 from scoremode.reports.table import Note
