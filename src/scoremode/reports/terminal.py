@@ -59,11 +59,7 @@ class _Styled:
 def console() -> Console:
     """A console on standard output, as wide as COLUMNS or the terminal says."""
     file: Any = _Styled(sys.stdout)
-    return PlainConsole(file=file, width=output_width(), highlight=False, emoji=False, markup=False)
-
-
-def output_width() -> int:
-    return columns_of(sys.stdout) or WIDTH
+    return PlainConsole(file=file, width=columns_of(sys.stdout) or WIDTH, highlight=False, emoji=False, markup=False)
 
 
 def renderable(block: Any) -> Any:

@@ -62,18 +62,12 @@ class Frame:
     right: float = 10
     top: float = 24
     bottom: float = 38
-    text: float = 11  # font size
-    longest: int = 0  # most characters of the names beside its marks
 
     def x(self, place: float) -> float:
         return self.left + place * (self.width - self.left - self.right)
 
     def y(self, place: float) -> float:
         return self.height - self.bottom - place * (self.height - self.top - self.bottom)
-
-    def x_of(self, axis: Axis, value: float) -> float:
-        """Returns the x coordinate of a value. A value beyond the axis is drawn at the end of the axis."""
-        return self.x(min(1.0, max(0.0, float(axis.place(value)))))
 
     def path(self, places: Iterable[tuple[float, float]]) -> str:
         return "M" + "L".join(f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in places)
