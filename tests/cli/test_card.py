@@ -9,7 +9,6 @@ import pytest
 
 import scoremode as sm
 from scoremode.reports.card import MARKERS
-from scoremode.reports.model_card import readme_parts
 from tests.command_line import Command, Refused
 
 TEXTS = ["one two three", "four five six", "seven eight", "nine ten", "eleven twelve", "some more"]
@@ -22,14 +21,6 @@ def kept(tmp_path: Path) -> Path:
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     sm.compare("table:uniform", "table:uniform", corpus=str(corpus), out=tmp_path / "kept")
     return tmp_path / "kept"
-
-
-@pytest.mark.parametrize("dialect", readme_parts())
-def test_every_dialect_is_printed_without_a_path(command: Command, kept: Path, dialect: str) -> None:
-    outcome = command("card", kept, "--dialect", dialect)
-    assert outcome.code == 0
-    assert "256" in outcome.out
-    assert str(kept.parent) not in outcome.out
 
 
 def test_a_readme_changes_between_its_markers_only(command: Command, kept: Path, tmp_path: Path) -> None:

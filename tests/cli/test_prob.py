@@ -60,19 +60,6 @@ def test_the_table_shows_targets_with_their_tokens(command: Command) -> None:
 
 
 # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_pairs_come_from_json_lines(command: Command, tmp_path: Path) -> None:
-    path = write_pairs(tmp_path / "pairs.jsonl", [*rows_of(PAIRS[:1]), {"prompt": "p", "targets": ["q", "r"]}])
-    found = command("prob", "table:uniform", "--file", path, "--json").json
-    assert [(f["prompt"], f["target"]) for f in found] == [("ab", "cd"), ("p", "q"), ("p", "r")]
-
-
-def test_results_go_to_json_lines(command: Command, tmp_path: Path) -> None:
-    path = write_pairs(tmp_path / "pairs.jsonl", rows_of(PAIRS))
-    outcome = command("prob", "table:uniform", "--file", path, "--out", tmp_path / "results.jsonl")
-    assert (outcome.code, outcome.out.count("\n")) == (0, 1)
-    assert [(f["prompt"], f["target"]) for f in results(tmp_path / "results.jsonl")] == PAIRS
-
-
 def test_the_file_and_the_screen_say_the_same(command: Command, tmp_path: Path) -> None:
     arguments = ["prob", "table:uniform", "--prompt", "ab", "--target", "c", "--target", "é\u2028", "--json"]
     printed = command(*arguments, "--out", tmp_path / "results.jsonl").json

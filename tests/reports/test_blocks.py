@@ -9,7 +9,7 @@ import pytest
 from rich.cells import cell_len
 
 from scoremode.core.statistics.comparison import BY_NAME, Comparison
-from scoremode.reports.comparisons import comparison_table, summary
+from scoremode.reports.comparisons import comparison_table
 from scoremode.reports.numbers import shown_statistic
 from scoremode.reports.table import Cell, Column, Row, Table
 from tests.reports.demo import make_demo, make_formats
@@ -53,12 +53,6 @@ def measured_column(name: str) -> str:
     return column.title
 
 
-def test_eighty_columns_have_one_table(long_names: list[Comparison]) -> None:
-    out = drawn([comparison_table(long_names)], width=80)
-    assert "\n\n" not in out.strip()
-    assert "left out at this width: " in out
-
-
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_short_names_still_differ(long_names: list[Comparison], width: int) -> None:
     out = drawn([comparison_table(long_names)], width=width)
@@ -95,15 +89,3 @@ def test_wide_letters_count_twice() -> None:
     assert "123456789" in out
     assert "甲" in out
     assert "乙" in out
-
-
-def test_markup_in_a_name_or_a_format_is_drawn_as_it_is() -> None:
-    made = make_formats(600)[:2]
-    changed = dataclasses.replace(
-        made[0], name="[/red]", manifest={**made[0].manifest, "model_format": "[/bold] \x1b[31m"}
-    )
-    found = [changed, made[1]]
-    out = drawn(summary(found).blocks(), width=160)
-    assert "[/red]" in out
-    assert "[/bold] �[31m" in out
-    assert "\x1b" not in out

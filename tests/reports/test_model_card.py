@@ -11,7 +11,7 @@ import pytest
 
 from scoremode.core.statistics.comparison import Comparison, comparison_statistics
 from scoremode.errors import RunError
-from scoremode.reports.model_card import code, escaped_markdown, markdown, model_index
+from scoremode.reports.model_card import code, markdown, model_index
 from scoremode.reports.numbers import statistics_for_people
 from scoremode.reports.public_text import public_command
 from tests.core.statistics.test_comparison import compared, random_comparison
@@ -103,10 +103,6 @@ def test_code_is_closed_by_its_own_fence_only(text: str) -> None:
     inside = shown[len(fence) : -len(fence)]
     assert fence not in re.findall("`+", inside)
     assert inside.strip(" ") == text
-
-
-def test_names_stay_legible() -> None:
-    assert escaped_markdown("org/Llama-3.1-8B.Q4_K_M") == "org/Llama-3.1-8B.Q4\\_K\\_M"
 
 
 def test_nothing_and_different_plans_are_refused() -> None:

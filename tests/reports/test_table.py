@@ -50,14 +50,12 @@ def score(target: str = " Paris", **changes: Any) -> SequenceScore:
         (291.8165, None, "291.8"),
         (3401829.3215, None, "3.40e6"),
         (1e6, 2e4, "1,000,000 ± 20,000"),
+        (math.nan, None, "none (no whole word or byte was scored)"),
+        (math.inf, None, "unbounded (a target has probability zero)"),
     ],
 )
 def test_a_value_has_the_digits_that_its_error_allows(value: float, stderr: float | None, text: str) -> None:
     assert with_error(Estimate(value, stderr, 100, 10)) == text
-
-
-def test_what_is_not_a_number_is_unknown() -> None:
-    assert with_error(Estimate(math.nan, None, 10, 1)) == "none (no whole word or byte was scored)"
 
 
 def test_a_plan_shows_its_first_windows() -> None:
@@ -66,28 +64,19 @@ def test_a_plan_shows_its_first_windows() -> None:
     assert "feeds 2…5, scores 4…5" in out
 
 
-def test_a_prompt_is_shown_where_there_are_several() -> None:
-    out = drawn(sequence_blocks([score(), score(prompt="Another\nprompt")]))
-    assert "Another⏎prompt" in out
-
-
-def test_a_spanning_token_is_said() -> None:
-    out = drawn(sequence_blocks([score(boundary="spanning", condition=" Fran")]))
-    assert "begins with ' Fran'" in out
-
-
-def test_an_added_space_is_said() -> None:
-    assert "--leading-space add" in drawn(sequence_blocks([score(leading_space="add")]))
-
-
-def test_a_probability_of_zero_is_drawn() -> None:
-    impossible = score(log_prob=-math.inf, prob=0.0, perplexity=math.inf)
-    assert "-inf" in drawn(sequence_blocks([impossible]))
-
-
-def test_markup_in_targets_and_prompts_is_drawn_as_it_is() -> None:
-    out = drawn(sequence_blocks([score("[/red]"), score("[red]", prompt="[/bold]")]))
-    assert [word for word in ("'[/red]'", "'[red]'", "[/bold]") if word not in out] == []
+@pytest.mark.parametrize(
+    ("results", "words"),
+    [
+        ([score(), score(prompt="Another\nprompt")], ["Another⏎prompt"]),
+        ([score(boundary="spanning", condition=" Fran")], ["begins with ' Fran'"]),
+        ([score(leading_space="add")], ["--leading-space add"]),
+        ([score(log_prob=-math.inf, prob=0.0, perplexity=math.inf)], ["-inf"]),
+        ([score("[/red]"), score("[red]", prompt="[/bold]")], ["'[/red]'", "'[red]'", "[/bold]"]),  # no markup
+    ],
+)
+def test_what_is_said_of_targets(results: list[SequenceScore], words: list[str]) -> None:
+    out = drawn(sequence_blocks(results))
+    assert [one for one in words if one not in out] == []
 
 
 def test_lines_are_not_folded_where_nobody_watches() -> None:
