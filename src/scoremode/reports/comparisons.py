@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +27,7 @@ from scoremode.reports.public_text import public_name
 from scoremode.reports.ranking import closest_first, pairs_tested
 from scoremode.reports.served import (
     ServedModel,
-    baseline_cache,
+    are_variants,
     distinct_baselines,
     in_order,
     run_key,
@@ -136,14 +136,10 @@ def comparison_table(found: Sequence[Comparison], more: Sequence[str] = ()) -> T
     return Table([line.row for line in lines], columns, corner="")
 
 
-def card_table(
-    found: Sequence[Comparison],
-    served_as: tuple[str, Callable[[ServedModel | None], Cell | None]],
-    chosen: Mapping[str, str],
-) -> Table:
-    """A table for a card: a column that says how models were served, then statistics; each with its title."""
-    lines, (title, cell) = _lines(found), served_as
-    columns = [Column("", [cell(line.its) for line in lines], page="", card=title)]
+def card_table(found: Sequence[Comparison], chosen: Mapping[str, str]) -> Table:
+    """A table for a card: bits per weight, then statistics, each with its title."""
+    lines = _lines(found)
+    columns = [Column("", [_bits_cell(line.its) for line in lines], page="", card="bpw")]
     columns += [statistic_column(BY_NAME[name], lines, page="", card=title) for name, title in chosen.items()]
     return Table([line.row for line in lines], columns)
 
@@ -153,7 +149,8 @@ def _lines(found: Sequence[Comparison]) -> list[_Line]:
     of_rows = [*(served_manifest(c.baseline.manifest) for c in baselines), *facts]
     for c in baselines:
         its, s = served_manifest(c.baseline.manifest), c.statistics()
-        name = ", ".join(filter(None, (public_name(c.baseline_name), baseline_cache([c]))))
+        cache = its.kv_cache if are_variants([c]) else ""  # candidates differ in theirs
+        name = ", ".join(filter(None, (public_name(c.baseline_name), cache)))
         details = (its.line or "how it was served", served_facts(c.baseline.manifest, its))
         row = Row(name, "baseline", _below(its, of_rows), page_only=bool(lines), details=details, is_reference=True)
         together = [other.statistics() for other in found if run_key(other.baseline) == run_key(c.baseline)]
@@ -207,7 +204,7 @@ def _size_columns(lines: Sequence[_Line], *, of_paths: bool) -> list[Column]:
         page, about = "Size", "the stored size of the weights"
     if any(f.bits_per_weight is not None for f in facts) and any(line.row.below for line in lines):
         terminal = "bits\noverall" if overall else "bits"
-    bits = [bits_cell(line.its) for line in lines]
+    bits = [_bits_cell(line.its) for line in lines]
     found = [Column(terminal, bits, page="", card=card, leaves=1)] if terminal or card else []
     if page:
         with_size = [size_and_bits(line.its) for line in lines]
@@ -215,7 +212,7 @@ def _size_columns(lines: Sequence[_Line], *, of_paths: bool) -> list[Column]:
     return found  # one model has one size, so paths show none
 
 
-def bits_cell(its: ServedModel | None) -> Cell | None:
+def _bits_cell(its: ServedModel | None) -> Cell | None:
     return None if its is None or its.bits_per_weight is None else Cell(f"{its.bits_per_weight:.2f}")
 
 

@@ -28,7 +28,7 @@ from scoremode.core import extensions
 from scoremode.core.statistics.comparison import BY_NAME, Comparison
 from scoremode.errors import RunError, harmless
 from scoremode.head.budget import FIRST
-from scoremode.reports.comparisons import bits_cell, card_table, summary
+from scoremode.reports.comparisons import card_table, summary
 from scoremode.reports.jinja import environment
 from scoremode.reports.numbers import file_size, shown_statistic
 from scoremode.reports.public_text import public_command, public_name, public_words
@@ -93,8 +93,6 @@ def markdown(comparisons: Sequence[Comparison]) -> str:
     >>> print(markdown([comparison]))   # doctest: +SKIP
     | model | bits per weight | perplexity | ratio | KL mean (nats) | KL 99 % | same top |
     """
-    if not comparisons:
-        raise RunError("there is no comparison to publish", fix="compare at least one candidate")
     first, m = comparisons[0], comparisons[0].baseline.manifest
     for c in comparisons:
         if c.baseline.plan_digest != first.baseline.plan_digest:
@@ -194,7 +192,7 @@ def exl3(comparisons: Sequence[Comparison]) -> str:
         "kl_reverse_mean": "KL divergence (quantized, original)",
     }
     columns |= {name: f"top-{count} agreement" for name, count in tops.items()} | {"ppl_candidate": "perplexity"}
-    table = card_table(comparisons, ("bpw", bits_cell), columns)
+    table = card_table(comparisons, columns)
     table = replace(table, rows=[replace(row, tag=row.tag.replace("baseline", "original")) for row in table.rows])
     every = [c.statistics() for c in comparisons]
     is_whole = all(s["kl_reverse_mean"] is not None and s["top5_same"] is not None for s in every)

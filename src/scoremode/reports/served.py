@@ -122,11 +122,6 @@ def are_variants(comparisons: Sequence[Comparison]) -> bool:
     return any(c.candidate.manifest.get("variant") for c in comparisons)
 
 
-def baseline_cache(comparisons: Sequence[Comparison]) -> str:
-    """The types of the baseline's K/V cache, if there are candidates that differ in theirs; else ''."""
-    return served_manifest(comparisons[0].baseline.manifest).kv_cache if are_variants(comparisons) else ""
-
-
 def engine_version(manifest: Mapping[str, Any]) -> str:
     """The version of the engine's own library; '' if the manifest does not say it."""
     versions, engine = manifest.get("versions") or {}, manifest.get("engine")
