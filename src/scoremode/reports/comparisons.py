@@ -12,7 +12,6 @@ from scoremode.core.statistics.comparison import BY_NAME, Comparison, are_of_pat
 from scoremode.core.statistics.equivalence import Equivalence
 from scoremode.core.statistics.parts import PairedPart
 from scoremode.core.statistics.statistic import Statistic
-from scoremode.core.store.run import Run
 from scoremode.errors import RunError
 from scoremode.reports.gate import too_few
 from scoremode.reports.numbers import (
@@ -49,7 +48,6 @@ from scoremode.reports.text import (
 from scoremode.reports.verdicts import Verdict, rule_words, verdicts
 from scoremode.values import usable
 
-OVERLAP = 0.05  # share of the fed tokens that are not scored: with fewer, the depth is that of the context
 SAID_IF_MISSING = {"top", *(column.name for column in DIVERGENCE if column is not KL)}
 STYLES = {"changed, worse": "red", "changed, better": "green", "changed": "yellow"}
 BITS = "stored bits per weight, all weights together; the size of the weights below"
@@ -288,8 +286,7 @@ def depth_blocks(found: Sequence[Comparison]) -> list[Block]:
     title = f"{_measure(found)} by depth in the window (distance from its first scored token)"
     rows = [Row(f"{row.first:,} to {row.last:,}") for row in means[0]]
     table = Table(rows, [_targets(means[0]), *_kl_or_delta(found, means)], title)
-    notes = [*_left_out(means, "depth"), *_overlap(found[0].baseline)]
-    return ["", table, *(Note(note, "yellow") for note in notes)]
+    return ["", table, *(Note(note, "yellow") for note in _left_out(means, "depth"))]
 
 
 def slices_blocks(found: Sequence[Comparison]) -> list[Block]:
@@ -339,15 +336,3 @@ def _left_out(means: Sequence[Sequence[PairedPart]], kind: str) -> list[str]:
     omitted = sum(row.unbounded for rows in means for row in rows)
     are = "is" if omitted == 1 else "are"
     return [f"{counted(omitted, 'values')} {are} not finite and left out of the means by {kind}"] if omitted else []
-
-
-def _overlap(run: Run) -> list[str]:
-    """Says that windows overlap, so that the context of a target is longer than its depth."""
-    fed, scored = int(run.manifest["forward_tokens"]), int(run.manifest["targets"]) + int(run.manifest["windows"])
-    if fed - scored <= OVERLAP * fed:
-        return []
-    share = f"{100 * (fed - scored) / fed:.0f} %"
-    return [
-        f"windows overlap: {share} of the fed tokens are context that is not scored, and depth is counted after them; "
-        "with --stride equal to --context-length, depth is the length of the context"
-    ]

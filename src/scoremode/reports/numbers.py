@@ -74,8 +74,6 @@ def read_columns(given: str | None) -> list[str]:
     for name in names:
         if name not in BY_NAME:
             raise OptionError(f"there is no statistic '{harmless(name)}'", fix=did_you_mean(name, tuple(BY_NAME)))
-    if given is not None and not names:
-        raise OptionError("--columns names no statistic", fix="give one, such as --columns overlap,kl_reverse_mean")
     return names
 
 
@@ -148,11 +146,8 @@ def basis(estimate: Estimate, kind: str, percent: bool = False) -> str:
     return f"{counted}, 95%: {low} to {high}"
 
 
-def file_size(count: Any) -> str:
-    number = usable(count)
-    if number is None or not math.isfinite(number):
-        return "–"
+def file_size(count: int) -> str:
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if number >= size:
-            return f"{number / size:,.2f} {unit}"
-    return f"{number:,.0f} bytes"
+        if count >= size:
+            return f"{count / size:,.2f} {unit}"
+    return f"{count:,} bytes"

@@ -76,8 +76,6 @@ def test_the_command_prints_depths_if_it_is_asked(command: Command) -> None:
     table = command(*asked, "--stride", 200, "--by-depth")
     assert "KL mean by depth in the window" in table.out
     assert "64 to 127" in table.out
-    assert "overlap" not in table.out
-    assert "windows overlap: " in command(*asked, "--stride", 50, "--by-depth").out
     assert "by depth" not in command(*asked).out
     rows = command(*asked, "--stride", 200, "--by-depth", "--json").json["candidates"][0]["by_depth"]
     assert [row["first"] for row in rows] == [0, 64, 128]
