@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scoremode.reports.command.output import indented
+from scoremode.reports.command.output import indented, print_json_list
 
 ODD = ['"', "\\", "\n\t\x00\x7f", "\u2028", "é東👩‍🔬", "</script>", ""]
 VALUES: list[Any] = [
@@ -22,6 +22,13 @@ VALUES: list[Any] = [
 @pytest.mark.parametrize("value", VALUES)
 def test_the_fast_writer_indents_as_json_does(value: Any) -> None:
     assert indented(value) == json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_list_in_parts_is_the_whole_list(capsys: pytest.CaptureFixture[str], count: int) -> None:
+    values = [value for value in VALUES if isinstance(value, dict)][:count]
+    print_json_list(iter(values))
+    assert capsys.readouterr().out == json.dumps(values, indent=1, ensure_ascii=False) + "\n"
 
 
 def test_what_json_has_no_number_for_is_refused() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from scoremode.core import extensions
 from scoremode.errors import InputError, OptionError
 from scoremode.reports.command import flags
-from scoremode.reports.command.output import print_blocks, print_json, progress_bar, show
+from scoremode.reports.command.output import print_blocks, print_json_list, progress_bar, show
 from scoremode.reports.command.verb import Verb
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ class ProbVerb(Verb):
                 return
             results = _scored(lm, pairs)
         if parsed.json:
-            print_json([result.as_json() for result in results])
+            print_json_list(result.as_json() for result in results)
         else:
             print_blocks(sequence_blocks(results))
 
@@ -219,7 +219,7 @@ def _score_into(output: Output, lm: SequenceProbability, pairs: Pairs, parsed: a
     with progress_bar("scoring", "pairs") as progress:
         written = score_to_file(lm, pairs, output, fresh=parsed.fresh, progress=progress)
     if parsed.json:
-        print_json(list(written.rows()))
+        print_json_list(written.rows())
     known = "; they were kept: --fresh scores again" if written.reused else ""
     output.announce(f"{len(written.lines)} results in {output}{known}", quiet=parsed.json)
 

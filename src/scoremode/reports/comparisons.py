@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -134,10 +134,14 @@ def comparison_table(found: Sequence[Comparison], more: Sequence[str] = ()) -> T
     return Table([line.row for line in lines], columns, corner="")
 
 
-def card_table(found: Sequence[Comparison], chosen: Mapping[str, str]) -> Table:
-    """A table for a card: bits per weight, then statistics, each with its title."""
-    lines = _lines(found)
-    columns = [Column("", [_bits_cell(line.its) for line in lines], page="", card="bpw")]
+def card_table(
+    found: Sequence[Comparison],
+    served_as: tuple[str, Callable[[ServedModel | None], Cell | None]],
+    chosen: Mapping[str, str],
+) -> Table:
+    """A table for a card: a column that says how models were served, then statistics; each with its title."""
+    lines, (title, cell) = _lines(found), served_as
+    columns = [Column("", [cell(line.its) for line in lines], page="", card=title)]
     columns += [statistic_column(BY_NAME[name], lines, page="", card=title) for name, title in chosen.items()]
     return Table([line.row for line in lines], columns)
 
@@ -202,7 +206,7 @@ def _size_columns(lines: Sequence[_Line], *, of_paths: bool) -> list[Column]:
         page, about = "Size", "the stored size of the weights"
     if any(f.bits_per_weight is not None for f in facts) and any(line.row.below for line in lines):
         terminal = "bits\noverall" if overall else "bits"
-    bits = [_bits_cell(line.its) for line in lines]
+    bits = [bits_cell(line.its) for line in lines]
     found = [Column(terminal, bits, page="", card=card, leaves=1)] if terminal or card else []
     if page:
         with_size = [size_and_bits(line.its) for line in lines]
@@ -210,7 +214,7 @@ def _size_columns(lines: Sequence[_Line], *, of_paths: bool) -> list[Column]:
     return found  # one model has one size, so paths show none
 
 
-def _bits_cell(its: ServedModel | None) -> Cell | None:
+def bits_cell(its: ServedModel | None) -> Cell | None:
     return None if its is None or its.bits_per_weight is None else Cell(f"{its.bits_per_weight:.2f}")
 
 

@@ -28,7 +28,7 @@ from scoremode.core import extensions
 from scoremode.core.statistics.comparison import BY_NAME, Comparison
 from scoremode.errors import RunError, harmless
 from scoremode.head.budget import FIRST
-from scoremode.reports.comparisons import card_table, summary
+from scoremode.reports.comparisons import bits_cell, card_table, summary
 from scoremode.reports.jinja import environment
 from scoremode.reports.numbers import file_size, shown_statistic
 from scoremode.reports.public_text import public_command, public_name, public_words
@@ -180,7 +180,9 @@ def _how(comparisons: Sequence[Comparison]) -> str:
 def compact(comparisons: Sequence[Comparison]) -> str:
     """A table of five columns, and one line that says how it was made."""
     columns = {"ppl_candidate": "perplexity", "kl_mean": "KL", "same_top": "same top"}
-    table = card_table(comparisons, ("size", lambda its: Cell(file_size(its.size)) if its else None), columns)
+    table = card_table(
+        comparisons, ("size", lambda its: Cell(file_size(its.size)) if its and its.size else None), columns
+    )
     return f"{markdown_table(table)}\n\n{_how(comparisons)}\n"
 
 
@@ -192,7 +194,7 @@ def exl3(comparisons: Sequence[Comparison]) -> str:
         "kl_reverse_mean": "KL divergence (quantized, original)",
     }
     columns |= {name: f"top-{count} agreement" for name, count in tops.items()} | {"ppl_candidate": "perplexity"}
-    table = card_table(comparisons, columns)
+    table = card_table(comparisons, ("bpw", bits_cell), columns)
     table = replace(table, rows=[replace(row, tag=row.tag.replace("baseline", "original")) for row in table.rows])
     every = [c.statistics() for c in comparisons]
     is_whole = all(s["kl_reverse_mean"] is not None and s["top5_same"] is not None for s in every)

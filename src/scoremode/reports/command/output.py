@@ -47,6 +47,16 @@ def print_json(value: Any) -> None:
     sys.stdout.write(indented(value) + "\n")
 
 
+def print_json_list(values: Iterable[dict[str, Any]]) -> None:
+    """Prints a list as ``print_json`` does, but holds only one of its objects in memory at a time."""
+    opened = False
+    for value in values:
+        sys.stdout.write(",\n " if opened else "[\n ")
+        sys.stdout.write(indented(value).replace("\n", "\n "))
+        opened = True
+    sys.stdout.write("\n]\n" if opened else "[]\n")
+
+
 def print_blocks(blocks: Iterable[Block]) -> None:
     from scoremode.reports.terminal import console, renderable
 
