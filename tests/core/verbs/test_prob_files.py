@@ -314,7 +314,7 @@ def test_the_identity_is_known_without_an_engine_and_holds_all_that_moves_a_numb
 ) -> None:
     no_engine(monkeypatch)
 
-    def asked(**settings: Any) -> dict[str, Any]:
+    def asked(**settings: Any) -> Any:
         return question(SequenceProbability(str(tiny), **settings), PAIRS)
 
     plain = asked()
@@ -335,7 +335,7 @@ def test_the_identity_is_known_without_an_engine_and_holds_all_that_moves_a_numb
 def test_settings_of_vllm_are_part_of_the_identity(tiny: Path) -> None:
     pytest.importorskip("vllm")
 
-    def asked(**settings: Any) -> dict[str, Any]:
+    def asked(**settings: Any) -> Any:
         return question(SequenceProbability(str(tiny), engine="vllm", **settings), PAIRS)
 
     plain = asked()

@@ -9,7 +9,7 @@ import json
 import math
 import shlex
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -171,7 +171,7 @@ def _command(folder: Path) -> str:
     return f"scoremode reference MODEL --corpus … --out {shlex.quote(str(folder))}"
 
 
-def read_reference_manifest(folder: Path) -> dict[str, Any]:
+def read_reference_manifest(folder: Path) -> Mapping[str, Any]:
     """Returns the checked manifest of a finished reference; raises RunError if it is missing, changed or invalid."""
     path, remake = folder / REFERENCE, remake_fix(folder)
     if not path.exists():

@@ -47,7 +47,7 @@ class Resumable(Generic[Finished]):
     manifest: str  # names of files
     journal: str
 
-    def __init__(self, folder: Path, identity: dict[str, Any], *, fresh: bool = False) -> None:
+    def __init__(self, folder: Path, identity: Mapping[str, Any], *, fresh: bool = False) -> None:
         self.folder, self.identity, self._fresh = folder, identity, fresh
         self.finished: Finished | None = None
         self._lock: Lock | None = None
@@ -131,14 +131,14 @@ class Resumable(Generic[Finished]):
         """Names of the files beside the manifest and the journal, and how each is recognized."""
         return {}
 
-    def _read_manifest(self) -> dict[str, Any]:
+    def _read_manifest(self) -> Mapping[str, Any]:
         return read_sealed(self.folder / self.manifest, self.form, format=self.format, fix=self.again)
 
-    def _open(self, manifest: dict[str, Any]) -> Finished:
+    def _open(self, manifest: Mapping[str, Any]) -> Finished:
         """Check and open the finished result; RunError if its data does not fit its manifest."""
         raise NotImplementedError
 
-    def _require_same(self, known: dict[str, Any], where: object = None) -> None:
+    def _require_same(self, known: Mapping[str, Any], where: object = None) -> None:
         if differing := differing_fields(known, self.identity):
             raise RunError(
                 f"{where or self.folder} contains {self.other.format(differing)}",
@@ -163,7 +163,7 @@ class Resumable(Generic[Finished]):
         """Remove the files of another result, or of a result that is made again."""
         self._remove(self.manifest, *self._data())
 
-    def _header(self) -> dict[str, Any]:
+    def _header(self) -> Mapping[str, object]:
         return {**self.header, "identity": self.identity}
 
     def open_journal(self) -> RecordFile:
@@ -180,7 +180,7 @@ class Resumable(Generic[Finished]):
     def _remove_journal(self) -> None:
         self._remove(self.journal)
 
-    def finish(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    def finish(self, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
         """Write the manifest, when all data is there; then remove the journal."""
         whole = write_sealed(self.folder / self.manifest, manifest, self.form)
         if not self.keeps_journal:

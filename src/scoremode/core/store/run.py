@@ -258,7 +258,7 @@ class RunManifest(msgspec.Struct, kw_only=True):
     finished: str | None = None
 
 
-def read_run_manifest(folder: Path) -> dict[str, Any]:
+def read_run_manifest(folder: Path) -> Mapping[str, Any]:
     """The checked manifest of a finished run; RunError if it is missing, changed or invalid."""
     path = folder / MANIFEST
     if not path.exists():
@@ -271,7 +271,7 @@ def read_run_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def require_columns(path: Path, manifest: dict[str, Any]) -> None:
+def require_columns(path: Path, manifest: Mapping[str, Any]) -> None:
     """Raise RunError if the file's hash is not the one in the manifest."""
     if not path.is_file() or file_sha256(path) != manifest["scores_sha256"]:
         raise RunError(f"{path} is missing or was changed after the run", fix=AGAIN)

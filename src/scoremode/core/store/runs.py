@@ -47,10 +47,10 @@ class Claim(Resumable[Run]):
     def _is_begun(self) -> bool:
         return identity_in(self.folder / JOURNAL) is not None
 
-    def _read_manifest(self) -> dict[str, Any]:
+    def _read_manifest(self) -> Mapping[str, Any]:
         return read_run_manifest(self.folder)
 
-    def _open(self, manifest: dict[str, Any]) -> Run:
+    def _open(self, manifest: Mapping[str, Any]) -> Run:
         require_columns(self.folder / SCORES, manifest)
         return replace(_opened(self.folder, manifest), cached=True)
 
@@ -59,7 +59,7 @@ class Claim(Resumable[Run]):
         if fresh or identity_in(self.folder / ROWS) != self.identity:  # else it is this run's own reference
             discard(self.folder)
 
-    def save(self, rows: parquet.RunRows, manifest: dict[str, Any]) -> Run:
+    def save(self, rows: parquet.RunRows, manifest: Mapping[str, Any]) -> Run:
         """Write the columns, then the manifest; then remove the journals."""
         columns = self.folder / SCORES
         with written_atomically(columns) as file:
@@ -103,7 +103,7 @@ def load(folder: str | Path | RemotePath) -> Run:
     return replace(_opened(path, manifest), path=str(where))
 
 
-def _opened(folder: Path, manifest: dict[str, Any]) -> Run:
+def _opened(folder: Path, manifest: Mapping[str, Any]) -> Run:
     """The run in a folder; its columns are read on demand."""
     stored = parquet.ColumnFile(folder / SCORES)
     return Run(

@@ -10,7 +10,7 @@ import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike, fspath
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar, cast
 
 from scoremode.core.disk.manifests import command_without_secrets
 from scoremode.core.engine.options import Pairs
@@ -127,7 +127,7 @@ def asked_path(given: Mapping[str, Any]) -> DecodePath | None:
     return read_path(**{name: given.get(name) for name in PATH})
 
 
-def check_question(given: Mapping[str, Any], *, needs_text: bool = False) -> dict[str, Any]:
+def check_question(given: Mapping[str, Any], *, needs_text: bool = False) -> QuestionArguments:
     """Checks the arguments of a question before anything heavy is imported: the names, the method, the path, the text.
 
     An unknown name is refused, and the error suggests the nearest one. With ``needs_text``, a question without a text
@@ -141,7 +141,7 @@ def check_question(given: Mapping[str, Any], *, needs_text: bool = False) -> dic
     asked_path(given)
     read_rules(given.get("slice"))
     has_text = any(given.get(name) is not None for name in ("corpus", "text", "dataset"))
-    asked = {**given, "corpus": DEFAULT} if needs_text and not has_text else dict(given)
+    asked = cast(QuestionArguments, {**given, "corpus": DEFAULT} if needs_text and not has_text else dict(given))
     corpus = asked.get("corpus")
     if (needs_text or has_text) and not isinstance(corpus, Corpus | CorpusSource):
         check_names(corpus, **text_arguments(asked))
@@ -181,7 +181,9 @@ def command_for(verb: str, names: Sequence[object], arguments: Mapping[str, Any]
     return shlex.join(command_without_secrets([fspath(word) for word in words]))
 
 
-def split_arguments(arguments: Mapping[str, Any], *, needs_text: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_arguments(
+    arguments: Mapping[str, Any], *, needs_text: bool = False
+) -> tuple[QuestionArguments, dict[str, Any]]:
     """Splits arguments into those of a question, which are checked, and those of an engine. Others are refused."""
     question = {name: value for name, value in arguments.items() if name in QUESTION}
     options = {name: value for name, value in arguments.items() if name not in QUESTION}

@@ -95,8 +95,8 @@ class OpenBaseline:
         return None
 
     @property
-    def identity(self) -> dict[str, Any]:
-        """What the identity of the candidate's run says about the baseline."""
+    def identity(self) -> Mapping[str, object]:
+        """That of the baseline's run; that of the candidate's run has it too."""
         raise NotImplementedError
 
     def rows(self, candidate: LazyModel) -> Baseline | WholeDistributions | None:
@@ -112,7 +112,7 @@ class OpenBaseline:
     def keep(self) -> None:
         """Is called after each window, before the candidate's scores are kept."""
 
-    def facts(self, run: UnfinishedRun, candidate: LazyModel) -> dict[str, Any]:
+    def facts(self, run: UnfinishedRun, candidate: LazyModel) -> Mapping[str, object]:
         """The fields of the candidate's manifest about the baseline; called after the last window."""
         raise NotImplementedError
 
@@ -130,13 +130,14 @@ class OpenStoredBaseline(OpenBaseline):
     noise: Mapping[str, Any]
 
     @property
-    def identity(self) -> dict[str, Any]:
-        return {"against": self.run.manifest["identity"]}
+    def identity(self) -> Mapping[str, object]:
+        found: Mapping[str, object] = self.run.manifest["identity"]
+        return found
 
     def rows(self, candidate: LazyModel) -> Baseline | WholeDistributions | None:
         return self.stored()
 
-    def facts(self, run: UnfinishedRun, candidate: LazyModel) -> dict[str, Any]:
+    def facts(self, run: UnfinishedRun, candidate: LazyModel) -> Mapping[str, object]:
         return compared_with(self.run, self.noise, candidate)
 
     def finished(self, candidate: Run) -> Run:
@@ -149,7 +150,7 @@ def compare_with(beside: AbstractContextManager[OpenBaseline], candidate: LazyMo
     with (
         # the baseline's folder is claimed first, everywhere: two processes that wait for each other would wait forever
         beside as against,
-        candidate.claimed(against.asked, out, fresh=folders.fresh, **against.identity) as claim,
+        candidate.claimed(against.asked, out, fresh=folders.fresh, against=against.identity) as claim,
     ):
         run_q = claim.finished
         if run_q is None:
@@ -168,7 +169,8 @@ def _score(against: OpenBaseline, candidate: LazyModel, claim: runs.Claim) -> Ru
             against.keep()
             run.keep(index, answers)
         manifest = run.manifest()
-        return run.save(manifest | against.facts(run, candidate) | {"command": against.folders.command or None})
+        command = against.folders.command or None
+        return run.save({**manifest, **against.facts(run, candidate), "command": command})
 
 
 def require_none(given: Mapping[str, Any], reason: str) -> None:
@@ -240,7 +242,7 @@ class StoredRun:
         noise = {name: self.run.manifest.get(name) for name in NOISE}
         yield OpenStoredBaseline(asked, folders, self.run, lambda: StoredBaseline(self.states, asked.plan), noise)
 
-    def _question(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def _question(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """The question that it was made with; an error if its text was piped in and none is given."""
         stored = self.run.manifest.get("question")
         if stored is None and not given:
@@ -248,7 +250,7 @@ class StoredRun:
                 f"the text of {self.run.path} was piped in and cannot be read again",
                 fix="give the same text with --corpus",
             )
-        return dict(stored or {})
+        return stored or {}
 
     def _require_comparable(self, asked: Question) -> None:
         candidate, facts = comparable_facts(asked), self.run.facts
@@ -305,9 +307,9 @@ def divergence_between(baseline: Run, candidate: Run) -> tuple[Divergences, str 
     return candidate.divergences, None
 
 
-def _flat(identity: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(identity: Mapping[str, Any]) -> Mapping[str, object]:
     """The fields of an identity and of its parts, except whether hidden states were kept, which changes no score."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name, value in identity.items():
         parts = {f"{name} {key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}
         found |= parts
@@ -384,8 +386,8 @@ class OpenLiveBaseline(OpenBaseline):
         return is_by_logits(self.model.plugin)
 
     @property
-    def identity(self) -> dict[str, Any]:
-        return {"against": self.model.identity(self.own)}
+    def identity(self) -> Mapping[str, object]:
+        return self.model.identity(self.own)
 
     def rows(self, candidate: LazyModel) -> Baseline | WholeDistributions | None:
         plan = self.asked.plan
@@ -420,7 +422,7 @@ class OpenLiveBaseline(OpenBaseline):
                 check_answers(self.asked.plan, [(index, answers)], self._live.engine.facts.vocabulary)
                 self._unfinished.keep(index, answers, seconds)
 
-    def facts(self, run: UnfinishedRun, candidate: LazyModel) -> dict[str, Any]:
+    def facts(self, run: UnfinishedRun, candidate: LazyModel) -> Mapping[str, object]:
         assert self._live is not None
         if self._unfinished is not None:
             self._unfinished.score()  # windows that its journal lacks, after a resumed comparison

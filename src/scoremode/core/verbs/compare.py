@@ -24,6 +24,7 @@ from scoremode.core.text.corpus import kind_of
 from scoremode.core.verbs.arguments import (
     AllArguments,
     EngineOptionArguments,
+    QuestionArguments,
     check_question,
     command_for,
     spelled_out,
@@ -129,7 +130,7 @@ def compare(
 def _compare(
     baseline: str | Path,
     candidates: Sequence[str | Path],
-    question: dict[str, Any],
+    question: QuestionArguments,
     request: CompareRequest,
     folders: Folders,
     *,
@@ -213,7 +214,7 @@ def _compare_each(
     baseline: str,
     model: ModelSettings | None,
     candidates: Candidates,
-    question: dict[str, Any],
+    question: QuestionArguments,
     folders: Folders,
     *,
     of_baseline: Mapping[str, Any],
@@ -251,7 +252,7 @@ def _compare_each(
 
 @contextmanager
 def _opened(
-    baseline: str, model: ModelSettings | None, candidates: Candidates, question: dict[str, Any], folders: Folders
+    baseline: str, model: ModelSettings | None, candidates: Candidates, question: QuestionArguments, folders: Folders
 ) -> Iterator[ComparisonBaseline]:
     """The baseline. A model runs beside the candidates where both engines can; else a reference of it is made.
 
@@ -269,13 +270,15 @@ def _opened(
         if not models or is_by_logits(model.plugin) or beside:
             yield LiveModel(lazy)
             return
-        how: dict[str, Any] = {"fresh": folders.fresh, "progress": folders.progress}
-        run = reference_of(lazy, question, folders.folder("baseline"), tokenizer=model.tokenizer, **how)
+        out = folders.folder("baseline")
+        run = reference_of(
+            lazy, question, out, tokenizer=model.tokenizer, fresh=folders.fresh, progress=folders.progress
+        )
     yield StoredRun(str(run.path))
 
 
 def compare_model(
-    baseline: str | Path | Run | LazyModel, candidate: LazyModel, question: dict[str, Any], folders: Folders
+    baseline: str | Path | Run | LazyModel, candidate: LazyModel, question: QuestionArguments, folders: Folders
 ) -> Comparison:
     """Compares a model with another model, or with a baseline that is stored (its name, or its run)."""
     if isinstance(baseline, LazyModel):

@@ -52,7 +52,7 @@ class CompareRequest:
     tokenizer: str | None
 
     @property
-    def of_baseline(self) -> dict[str, Any]:
+    def of_baseline(self) -> Mapping[str, Any]:
         """The arguments that were given for the baseline alone, by name."""
         given = {"engine": self.baseline_engine, **(self.baseline_options or {})}
         return {f"baseline_{name}": value for name, value in given.items() if value is not None}
@@ -229,7 +229,7 @@ def name_of(candidate: LazyModel) -> str:
     return candidate.variant or short(candidate.subject.name)
 
 
-def compared_with(run_p: Run, noise: Mapping[str, Any], candidate: LazyModel) -> dict[str, Any]:
+def compared_with(run_p: Run, noise: Mapping[str, Any], candidate: LazyModel) -> dict[str, object]:
     """The fields of a candidate's manifest about its baseline and about the baseline's noise against itself.
 
     They include the name of a variant, because all variants of a model have the model's name.

@@ -136,7 +136,7 @@ class LazyModel:
         """The facts of an engine that the caller has opened; None for other engines."""
         return self.plugin.engine.facts if isinstance(self.plugin, GivenEngine) else None
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Mapping[str, Any]:
         """The settings that the engine would use, known before it is opened; part of a run's identity."""
         return self.chosen.settings()
 
@@ -201,7 +201,7 @@ class LazyModel:
             engine.close()
 
     # ── its runs ─────────────────────────────────────────────────────────────────────────────────────────────────────
-    def identity(self, asked: Question, **more: Any) -> dict[str, Any]:
+    def identity(self, asked: Question, **more: Any) -> Mapping[str, Any]:
         """The facts that must be equal for a stored run to be this one; ``more`` is added to the engine's settings."""
         return identify(
             asked.subject,

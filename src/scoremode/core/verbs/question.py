@@ -114,7 +114,7 @@ def _longest(tokens: Tokens, given: QuestionArguments, subject: Subject) -> int:
 
 
 # ── identity ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def identify(subject: Subject, engine: str, settings: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+def identify(subject: Subject, engine: str, settings: Mapping[str, Any], **more: object) -> Mapping[str, Any]:
     """Returns the facts that must be equal for stored numbers to count as those of this model, engine and settings.
 
     ``more`` adds facts about the question, such as the plan.
@@ -128,7 +128,7 @@ def identify(subject: Subject, engine: str, settings: Mapping[str, Any], **more:
         "numerics": NUMERICS,
         **more,
     }
-    as_stored: dict[str, Any] = json.loads(json.dumps(identity))  # tuples become lists, as in stored identities
+    as_stored: Mapping[str, Any] = json.loads(json.dumps(identity))  # tuples become lists, as in stored identities
     return as_stored
 
 

@@ -22,7 +22,7 @@ from scoremode.core.references.writer import StatesWriter
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
 from scoremode.core.text.corpus import Corpus, CorpusSource, specs_of
-from scoremode.core.verbs.arguments import AllArguments, spelled_out, split_arguments
+from scoremode.core.verbs.arguments import AllArguments, QuestionArguments, spelled_out, split_arguments
 from scoremode.core.verbs.model import TOLD_FROM, GivenModel, GivenTokenizer, LazyModel, tokenizer_name
 from scoremode.core.verbs.progress import Progress, announce, shows_progress
 from scoremode.core.verbs.question import Question
@@ -43,19 +43,20 @@ class ReferenceOutput(Protocol):
     def used_by(self, file: str) -> list[str]:
         """Lines that say what to do with the file."""
 
-    def check(
-        self, file: str | Path, question: Mapping[str, Any], *, fresh: bool, out: str | Path | RemotePath | None
-    ) -> CheckedOutput:
-        """Refuses a file that cannot be written, and a question that it cannot have; ``out``: of a reference."""
+    def score(
+        self,
+        model: LazyModel,
+        file: str | Path,
+        question: QuestionArguments,
+        *,
+        out: str | Path | RemotePath | None,
+        fresh: bool,
+        progress: Progress | None,
+    ) -> Run:
+        """Scores the question and writes the file alone; the run is not kept.
 
-
-class CheckedOutput(Protocol):
-    """A file that will be written."""
-
-    question: dict[str, Any]
-
-    def score(self, model: LazyModel, progress: Progress | None) -> Run:
-        """Scores the question and writes the file alone; the run is not kept."""
+        Refuses, before that, a file that cannot be written, a question that it cannot have, and the folder ``out``.
+        """
 
 
 class FileArguments(TypedDict, total=False):
@@ -109,7 +110,7 @@ def split_files(arguments: Mapping[str, Any]) -> tuple[Files, dict[str, Any]]:
 
 def reference_of(
     model: LazyModel,
-    question: dict[str, Any],
+    question: QuestionArguments,
     out: str | Path | RemotePath | None = None,
     *,
     files: Files = [],  # noqa: B006 - it is only read
@@ -118,12 +119,8 @@ def reference_of(
     progress: Progress | None = None,
 ) -> Run:
     """Makes a reference of a model, or files of its distributions."""
-    checked = list[CheckedOutput]()
-    for output, file in files:
-        checked.append(output.check(file, question, fresh=fresh, out=out))
-        question = checked[-1].question
-    if checked:
-        return [one.score(model, progress) for one in checked][-1]
+    if files:
+        return [one.score(model, file, question, out=out, fresh=fresh, progress=progress) for one, file in files][-1]
     require(model.plugin, "hidden_states", "give the hidden states that a reference keeps")
     if out is None and model.is_given:
         raise InputError("a reference of a model in memory needs a folder", fix='give one, as in out="ref/"')
@@ -135,14 +132,18 @@ def reference_of(
             claim.check_reference()
         else:
             worker = model.engine_for(asked, progress)
-            repeatable = _repeatable({**question, "method": asked.plan.method, "tokenizer": tokenizer})
+            repeatable = _repeatable({**question, "method": asked.plan.method}, tokenizer)
             run = _score_and_store(asked, worker, claim, repeatable, progress)
     return run
 
 
 # ── a folder ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _score_and_store(
-    asked: Question, worker: Engine, claim: runs.Claim, question: dict[str, Any] | None, progress: Progress | None
+    asked: Question,
+    worker: Engine,
+    claim: runs.Claim,
+    question: Mapping[str, object] | None,
+    progress: Progress | None,
 ) -> Run:
     head, plan = worker.stored_head(), asked.plan
     width, dtype = head.weight.shape[1], states_dtype(worker, head)
@@ -173,12 +174,12 @@ def _score_and_store(
         return run.save(manifest | noise)
 
 
-def _repeatable(question: dict[str, Any]) -> dict[str, Any] | None:
+def _repeatable(question: QuestionArguments, tokenizer: str | None) -> Mapping[str, object] | None:
     """The question, if names and files are enough to ask it again; None for a text that was piped in."""
     corpus = question.get("corpus")
     if isinstance(corpus, Corpus | CorpusSource) or "-" in specs_of(corpus):
         return None
-    named = {} if corpus is None else {"corpus": specs_of(corpus)}
     slices = question.get("slice")
-    named |= {"slice": [slices]} if isinstance(slices, str) else {}
-    return {name: value for name, value in question.items() if value is not None and value is not False} | named
+    lists = {"corpus": specs_of(corpus) or None, "slice": [slices] if isinstance(slices, str) else slices}
+    every = {**question, **lists, "tokenizer": tokenizer}
+    return {name: value for name, value in every.items() if value is not None and value is not False}

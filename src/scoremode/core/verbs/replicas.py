@@ -42,7 +42,7 @@ class Spread:
     gpus_per_replica: float | None = None
     cpus_per_replica: float | None = None
 
-    def given(self) -> dict[str, Any]:
+    def given(self) -> Mapping[str, object]:
         return {name: value for name in SPREAD if (value := getattr(self, name)) is not None}
 
 

@@ -28,7 +28,7 @@ from scoremode.values import Ids, Ints
 
 
 def make_manifest(
-    asked: Question, engine: EngineFacts, scores: Scores, seconds: float, identity: dict[str, Any]
+    asked: Question, engine: EngineFacts, scores: Scores, seconds: float, identity: Mapping[str, object]
 ) -> dict[str, Any]:
     """The manifest: the numbers, and everything another person needs to get them again."""
     plan, subject = asked.plan, asked.subject
@@ -79,7 +79,7 @@ def add_account(manifest: dict[str, Any], account: Mapping[str, Any]) -> None:
     manifest.update({name: value for name, value in account.items() if name != "notes"})
 
 
-def describe_model(subject: Subject) -> dict[str, Any]:
+def describe_model(subject: Subject) -> Mapping[str, object]:
     """The manifest's fields about the model, with its weights' format and its parts' sizes where they are known."""
     stored_as = {
         "model_format": subject.format,
@@ -97,7 +97,7 @@ def describe_model(subject: Subject) -> dict[str, Any]:
     }
 
 
-def describe_engine(engine: EngineFacts) -> dict[str, Any]:
+def describe_engine(engine: EngineFacts) -> Mapping[str, object]:
     """The manifest's fields about the engine: its settings, and the libraries and the machine that it ran on."""
     return {
         "engine": engine.engine,

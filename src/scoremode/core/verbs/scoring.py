@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -229,7 +229,7 @@ class UnfinishedRun:
         add_account(found, self.engine.account())
         return found
 
-    def save(self, manifest: dict[str, Any]) -> Run:
+    def save(self, manifest: Mapping[str, Any]) -> Run:
         """Saves the finished run in its folder and returns it."""
         return self.claim.publish(self.claim.save(rows_to_keep(self.asked, self.journal), manifest))
 

@@ -283,7 +283,7 @@ def wrap(
 
 def ppl_many(
     model: str,
-    questions: Sequence[dict[str, Any]],
+    questions: Sequence[Mapping[str, Any]],
     *,
     engine: str | None = None,
     tokenizer: str | None = None,
@@ -294,13 +294,13 @@ def ppl_many(
 ) -> list[Run]:
     """The runs of questions to one model, which is opened once. If there are several, each has a folder in ``out``."""
     several = len(questions) > 1
-    questions = [check_question(question, needs_text=True) for question in questions]
-    names = [_folder_name(question) for question in questions]
+    asked = [check_question(question, needs_text=True) for question in questions]
+    names = [_folder_name(question) for question in asked]
     if several and out is not None and len(set(names)) < len(names):
         raise InputError("two of the questions would be kept in one folder", fix="leave --out out, or ask one by one")
     with closing(LazyModel.named(model, engine, options, tokenizer, many_questions=several)) as lazy:
         found = []
-        for question, name in zip(questions, names, strict=True):
+        for question, name in zip(asked, names, strict=True):
             folder = located(out) / name if several and out is not None else out
             found.append(ppl_of(lazy, question, out=folder, fresh=fresh, progress=progress))
         return found

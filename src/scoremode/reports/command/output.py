@@ -7,7 +7,7 @@ import json
 import logging
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +47,7 @@ def print_json(value: Any) -> None:
     sys.stdout.write(indented(value) + "\n")
 
 
-def print_json_list(values: Iterable[dict[str, Any]]) -> None:
+def print_json_list(values: Iterable[Mapping[str, Any]]) -> None:
     """Prints a list as ``print_json`` does, but holds only one of its objects in memory at a time."""
     opened = False
     for value in values:

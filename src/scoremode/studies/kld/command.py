@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from scoremode.core.statistics.comparison import Comparison
-    from scoremode.studies.kld.writing import KldTarget
+    from scoremode.core.store.run import Run
+    from scoremode.core.verbs.arguments import QuestionArguments
+    from scoremode.core.verbs.model import LazyModel
+    from scoremode.core.verbs.progress import Progress
 
 
 class KldOutput:
@@ -32,10 +35,19 @@ class KldOutput:
             f"llama-perplexity --kl-divergence-base {file} --kl-divergence -m CANDIDATE.gguf",
         ]
 
-    def check(self, file: str | Path, question: Mapping[str, Any], *, fresh: bool, out: Any) -> KldTarget:
+    def score(
+        self,
+        model: LazyModel,
+        file: str | Path,
+        question: QuestionArguments,
+        *,
+        out: object,
+        fresh: bool,
+        progress: Progress | None,
+    ) -> Run:
         from scoremode.studies.kld.writing import KldTarget
 
-        return KldTarget.of(file, question, fresh=fresh, out=out)
+        return KldTarget.of(file, question, fresh=fresh, out=out).score(model, progress)
 
 
 class LlamacppLayout:

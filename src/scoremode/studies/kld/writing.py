@@ -7,15 +7,12 @@ FILE                    renamed to this name when it is complete
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from scoremode.core.disk.uri import RemotePath
 from scoremode.core.engine.base import Wanted
 from scoremode.core.engine.registry import require
 from scoremode.core.plan.path import DECODE
@@ -23,6 +20,7 @@ from scoremode.core.plan.plan import Plan
 from scoremode.core.scores.answers import FAULT
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
+from scoremode.core.verbs.arguments import QuestionArguments
 from scoremode.core.verbs.model import LazyModel, in_memory
 from scoremode.core.verbs.outputs import Output, check_output
 from scoremode.core.verbs.progress import Progress
@@ -41,13 +39,11 @@ class KldTarget:
     """A file that can be written, and the question to the baseline."""
 
     output: Output
-    question: dict[str, object]
+    question: QuestionArguments
     fresh: bool
 
     @staticmethod
-    def of(
-        name: str | Path, question: Mapping[str, Any], *, fresh: bool, out: str | Path | RemotePath | None
-    ) -> KldTarget:
+    def of(name: str | Path, question: QuestionArguments, *, fresh: bool, out: object) -> KldTarget:
         if out is not None:
             fix = "leave --out out, and run a second command for the reference"
             raise OptionError("--kld and --out write one file each", fix=fix)
@@ -107,7 +103,7 @@ def _work_folder(output: Output) -> Path:
     return output.path.with_name(f".{output.path.name}.scoremode")
 
 
-def _question(question: Mapping[str, Any]) -> dict[str, object]:
+def _question(question: QuestionArguments) -> QuestionArguments:
     """The question with the method of .kld files; refuses another method."""
     method = question.get("method") or METHOD
     if method != METHOD:

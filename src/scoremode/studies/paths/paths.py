@@ -19,7 +19,7 @@ from scoremode.core.engine.registry import require_path
 from scoremode.core.plan.path import CHUNK_TOKENS, CHUNKED, DECODE, read_path
 from scoremode.core.statistics.comparison import Comparisons
 from scoremode.core.store.run import Run
-from scoremode.core.verbs.arguments import PATH, AllArguments, spelled_out, split_arguments
+from scoremode.core.verbs.arguments import PATH, AllArguments, QuestionArguments, spelled_out, split_arguments
 from scoremode.core.verbs.baselines import is_by_logits
 from scoremode.core.verbs.compared_models import Folders
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, tokenizer_name
@@ -149,7 +149,7 @@ def _for_prefill(model: LazyModel) -> LazyModel:
 
 
 def _variation(
-    first: Variation, decodes: LazyModel, way: Feeding, question: dict[str, object], progress: Progress | None
+    first: Variation, decodes: LazyModel, way: Feeding, question: Mapping[str, Any], progress: Progress | None
 ) -> Variation:
     """The model as it is fed in another way, with an engine of its own."""
     model, asked, size = first.model, first.asked, way.size
@@ -163,7 +163,7 @@ def _variation(
     return Variation({way.kind: size}, f"{way.kind} against prefill", model, asked)
 
 
-def _prefilled(first: Variation, question: dict[str, object], folders: Folders, tokenizer: str | None) -> Run:
+def _prefilled(first: Variation, question: QuestionArguments, folders: Folders, tokenizer: str | None) -> Run:
     out = folders.folder("prefill")
     fresh, progress = folders.fresh, folders.progress
     if first.model.plugin.able().hidden_states:

@@ -161,7 +161,7 @@ class AgainstFirst(OpenBaseline):
     def engine(self, candidate: LazyModel) -> Engine:
         return self.other.engine(self.folders.progress)
 
-    def facts(self, run: UnfinishedRun, candidate: LazyModel) -> dict[str, Any]:
+    def facts(self, run: UnfinishedRun, candidate: LazyModel) -> Mapping[str, object]:
         noise: Mapping[str, Any] = {name: self.run.manifest.get(name) for name in NOISE}
         if not candidate.plugin.able().hidden_states:
             noise = noise_facts(only_one_way(run.engine))

@@ -179,7 +179,7 @@ class WritingTask:
             found.append(WritingRequest(self.encoded[prompt][1], seed, rooms[number]))
         return found
 
-    def identity(self, lazy: LazyModel) -> dict[str, object]:
+    def identity(self, lazy: LazyModel) -> Mapping[str, Any]:
         """The facts that must be equal for stored texts to be these."""
         answers = [row.answer for row in self.prompts.rows]
         return identify(
@@ -290,7 +290,7 @@ def _row(task: WritingTask, lazy: LazyModel, number: int, text: KeptText) -> dic
 
 
 def _manifest(
-    writer: Writer, lazy: LazyModel, task: WritingTask, texts: Sequence[KeptText], identity: dict[str, Any]
+    writer: Writer, lazy: LazyModel, task: WritingTask, texts: Sequence[KeptText], identity: Mapping[str, Any]
 ) -> dict[str, object]:
     """Everything that another person needs to get the texts again."""
     finishes = {name: sum(finish == name for *_, finish in texts) for name in FINISHES}

@@ -233,7 +233,7 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
         return bool(greedy)
 
     # ── facts for the harness ────────────────────────────────────────────────────────────────────────────────────────
-    def identity(self) -> dict[str, object]:
+    def identity(self) -> Mapping[str, Any]:
         """Returns the facts that stored answers must share with this model; known before anything is loaded."""
         names = ("add_bos_token", "prefix_token_id", "greedy")
         ours = {"max_length": self.max_length, **{name: getattr(self.settings, name) for name in names}}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +66,7 @@ class Written:
     lines: list[bytes]
     reused: bool  # the results existed already: nothing was scored
 
-    def rows(self) -> Iterable[dict[str, Any]]:
+    def rows(self) -> Iterable[Mapping[str, Any]]:
         return map(parse, self.lines)
 
 
@@ -128,7 +128,7 @@ def _score(lm: SequenceProbability, pairs: Pairs, kept: KeptResults, progress: P
     return kept.save(b"".join(done[number] for number in sorted(done)))
 
 
-def question(lm: SequenceProbability, pairs: Pairs) -> dict[str, Any]:
+def question(lm: SequenceProbability, pairs: Pairs) -> Mapping[str, object]:
     """Returns the facts that must be equal for stored results to answer these pairs."""
     digest = hashlib.sha256("".join(json.dumps(pair) + "\n" for pair in pairs).encode()).hexdigest()
     return {**lm.identity(), "pairs": digest, "chunk": CHUNK, "format": FORMAT}
@@ -155,7 +155,7 @@ class KeptResults(Resumable[bytes]):
     def _data(self) -> dict[str, Mark]:
         return {RESULTS: lambda _: True}
 
-    def _open(self, manifest: dict[str, Any]) -> bytes:
+    def _open(self, manifest: Mapping[str, Any]) -> bytes:
         path = self.folder / RESULTS
         data = path.read_bytes() if path.is_file() else b""
         if hashlib.sha256(data).hexdigest() != manifest["sha256"]:

@@ -113,7 +113,7 @@ class SequenceProbability:
             self.subject.tokenizer, leading_space=leading_space, spanning=spanning, add_bos=add_bos
         )
         shares = {} if self.held.is_given else {"shares_prompts": True}
-        self.settings: dict[str, Any] = {**self.held.settings(), **shares}
+        self.settings = {**self.held.settings(), **shares}
 
     def __repr__(self) -> str:
         return one_line(f"SequenceProbability({self.subject.name!r}, engine={self.held.engine_name!r})")
@@ -139,7 +139,7 @@ class SequenceProbability:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Mapping[str, object]:
         """The facts that must be equal for stored results to be this model's; known before the engine is started."""
         rule = {"leading_space": self.leading_space, "spanning": self.spanning, "add_bos": self.add_bos}
         return identify(self.subject, self.held.engine_name, self.settings, boundary=rule)
