@@ -28,7 +28,14 @@ from scoremode.errors import RunError
 ASKED: dict[str, Any] = {"text": "abcdefgh" * 4, "context_length": 16, "stride": 8}
 FLAGS = ["--text", ASKED["text"], "--context-length", "16", "--stride", "8"]
 DEEP = json.loads("[" * 40 + "]" * 40)
-WRONG: tuple[Any, ...] = (None, True, -1, 1e308, 10**400, "x", "\ud800", [], [None], {"x": [{}]}, DEEP)
+WRONG: tuple[Any, ...] = (None, True, -1, 0, 1e308, 10**400, "<img src=x>", "\ud800", [], [None], {"x": [{}]}, DEEP)
+
+SERVED = {
+    "model_format": "GGUF Q4_K_M",
+    "bits_per_weight": 4.85,
+    "weight_bytes": 485,
+    "sizes": {"body": {"bytes": 400, "weights": 700}, "embedding": {"bytes": 85, "weights": 100}},
+}
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +45,8 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sm.ppl("table:uniform", out=folder / "run", **ASKED)
     reference("table:uniform", folder / "ref", **ASKED)
     compare(str(folder / "ref"), "table:uniform", out=folder / "out")
+    path = folder / "out/table:uniform" / MANIFEST
+    path.write_text(json.dumps(sealed({**json.loads(path.read_text()), **SERVED})))
     return folder
 
 
@@ -118,42 +127,11 @@ def test_no_wrong_value_in_any_field_is_a_crash(
             for command in commands if readable else [next(turn)]:  # what cannot be read is refused in one place
                 code, error = main(command), capsys.readouterr().err
                 tried += 1
-                if not ((readable and code == 0) or (code == 2 and error.count("\n") == 1)):
+                page = (folder / "page.html").read_text()
+                if "<img" in page or not ((readable and code == 0) or (code == 2 and error.count("\n") == 1)):
                     wrong.append((place, repr(value)[:30], command[0], code, error[:200]))
     assert not wrong, f"{len(wrong)} of {tried}: {wrong[:5]}"
     assert tried > 1500 / every
-
-
-SERVED = {
-    "model_format": "GGUF Q4_K_M",
-    "bits_per_weight": 4.85,
-    "weight_bytes": 485,
-    "sizes": {"body": {"bytes": 400, "weights": 700}, "embedding": {"bytes": 85, "weights": 100}},
-}
-
-
-def test_a_wrong_format_or_size_is_refused_or_shown(
-    stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What a report draws and groups by: every wrong value, under a recomputed seal, from the verbs that show it."""
-    folder = tmp_path / "stored"
-    shutil.copytree(stored, folder)
-    path = folder / "out/table:uniform" / MANIFEST
-    manifest = sealed({**json.loads(path.read_text()), **SERVED})
-    commands = [*verbs(folder)["out/table:uniform"], ["compare", str(folder / "ref"), str(path.parent), "--json"]]
-    path.write_text(json.dumps(manifest))
-    assert [main(command) for command in commands] == [0] * 3
-    assert '"format": "GGUF Q4_K_M"' in capsys.readouterr().out
-    refused, turn = 0, itertools.cycle(commands)
-    for place, value in itertools.product(places(SERVED), (*WRONG, 0, "x" * 5000, "<img src=x>")):
-        path.write_text(json.dumps(sealed(changed(manifest, place, value))))
-        readable = can_be_read(path.parent)
-        refused += not readable
-        for command in commands if readable else [next(turn)]:
-            code, error = main(command), capsys.readouterr().err
-            assert code == 0 if readable else code == 2 and error.count("\n") == 1, (place, repr(value)[:30], error)
-        assert "<img" not in (folder / "page.html").read_text()
-    assert refused > 50
 
 
 @pytest.mark.parametrize(
@@ -173,20 +151,6 @@ def test_what_is_no_manifest_is_one_line_from_every_verb(
         (folder / name / MANIFEST).write_bytes(before)
     (folder / "run" / MANIFEST).write_bytes(data)
     assert main(["ppl", "table:uniform", *FLAGS, "--out", str(folder / "run"), "--fresh"]) == 0
-
-
-def test_an_edited_perplexity_is_noticed(stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / "stored"
-    shutil.copytree(stored, folder)
-    path = folder / "run" / MANIFEST
-    manifest = json.loads(path.read_text())
-    manifest["metrics"]["perplexity"]["value"] = 2.5
-    path.write_text(json.dumps(manifest))
-    for command in verbs(folder)["run"]:
-        assert main(command) == 2
-        assert "was changed after it was written" in capsys.readouterr().err
-    shutil.copy(stored / "run" / MANIFEST, path)
-    assert main(["report", str(folder / "run")]) == 0
 
 
 def test_columns_of_something_else_are_refused(

@@ -164,11 +164,6 @@ def test_an_eos_that_the_tokenizer_adds_is_not_part_of_the_target(tiny: Path, tm
     )
 
 
-def test_the_function_takes_a_prompt_and_targets() -> None:
-    scores = sm.prob("table:uniform", prompt="ab", targets=["c", "de"])
-    assert [round(s.log_prob / math.log(256), 9) for s in scores] == [-1.0, -2.0]
-
-
 # ── engines that fail ────────────────────────────────────────────────────────────────────────────────────────────────
 class Faulty(TableEngine):
     """A uniform table by which every condition is impossible: the second question of a pair."""
@@ -234,11 +229,6 @@ def test_what_cannot_be_scored_is_refused_before_an_engine_starts(
     assert started.room == []
 
 
-def test_the_refused_pair_is_named_by_its_number(tiny: Path) -> None:
-    with pytest.raises(InputError, match="pair 3: a target is empty"):
-        SequenceProbability(str(tiny)).get_log_prob("The", [" dog", " cat", ""])
-
-
 def test_a_tokenizer_that_does_not_fit_is_refused_before_an_engine_starts(
     tiny: Path, stories: Path, started: Started
 ) -> None:
@@ -274,16 +264,6 @@ def test_a_closed_model_answers_again(tiny: Path, started: Started) -> None:
     assert (len(started.room), started.stopped) == (1, [0])
     assert lm.get_log_prob("The dog", " jumps") == [first]
     assert len(started.room) == 2
-
-
-def test_an_engine_of_the_caller_is_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = TableEngine.named("uniform")
-    stopped: list[int] = []
-    monkeypatch.setattr(engine, "close", lambda: stopped.append(1))
-    with SequenceProbability("table:uniform", engine=engine) as lm:
-        lm.get_log_prob("a", "b")
-    assert stopped == []
-    assert lm.engine is engine
 
 
 def test_a_prompt_that_is_too_long_names_the_context_of_the_model(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -280,14 +280,6 @@ def test_a_file_that_appears_while_scoring_is_not_overwritten(out: Path, monkeyp
     assert score(out) == (len(PAIRS), True)
 
 
-def test_the_target_of_a_link_is_written(out: Path, whole: bytes) -> None:
-    link = out.with_name("link.jsonl")
-    link.symlink_to(out)
-    score(link)
-    assert link.is_symlink()
-    assert out.read_bytes() == whole
-
-
 def test_nothing_is_lost_when_fresh_cannot_start_its_engine(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: Any) -> Any:
         raise MemoryError
