@@ -69,7 +69,7 @@ def argument_tables() -> str:
     from scoremode.core.engine.registry import all_options
     from scoremode.core.text.corpus import TextArguments
     from scoremode.core.verbs.arguments import QuestionArguments
-    from scoremode.core.verbs.comparison_outputs import OutputArguments
+    from scoremode.core.verbs.compare import OutputArguments
     from scoremode.core.verbs.reference import FileArguments
     from scoremode.core.verbs.replicas import SpreadArguments
 
@@ -110,10 +110,10 @@ class DoctestsAsCode(Extension):
 
 def _linked(annotation: str) -> str:
     """The arguments that a function takes besides those of its signature, each a link to the table."""
-    from scoremode.core.verbs import arguments, compare, comparison_outputs, reference, session
+    from scoremode.core.verbs import arguments, compare, reference, session
 
     group = re.findall(r"\w+", annotation)[-1]
-    homes = (arguments, comparison_outputs, compare, reference, session)
+    homes = (arguments, compare, reference, session)
     names = next(vars(home)[group].__annotations__ for home in homes if group in vars(home))
     # HTML, because mkdocstrings puts the function's name in front of the anchors of Markdown links
     return "More arguments: " + ", ".join(f'<a href="#argument-{n}"><code>{n}</code></a>' for n in names) + "."

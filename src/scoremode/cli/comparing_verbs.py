@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from scoremode.core import extensions
-from scoremode.core.verbs.comparison_outputs import comparison_outputs
 from scoremode.errors import CandidatesError, OptionError, ScoremodeError
 from scoremode.reports.command import flags
 from scoremode.reports.command.output import (
@@ -68,7 +67,11 @@ class CompareVerb(Verb):
             "--by-depth": "also KL by depth in the window (always if K/V types are compared)",
             "--no-worse-than NATS": "exit code 1 unless the text is surely not less likely by so many nats per token",
             **{flag: about for part in offered_parts() for flag, about in part.flags.items()},
-            **{flag: about for output in comparison_outputs() for flag, about in output.flags.items()},
+            **{
+                flag: about
+                for output in extensions.offered("comparison-output")
+                for flag, about in output.flags.items()
+            },
             **flags.COLUMNS,
             **flags.REPORT,
         }
@@ -106,7 +109,7 @@ class CompareVerb(Verb):
                     **flags.model_arguments(parsed),
                     baseline_engine=parsed.baseline_engine,
                     baseline_options={"dtype": parsed.baseline_dtype} if parsed.baseline_dtype else None,
-                    **{output.name: getattr(parsed, output.name) for output in comparison_outputs()},
+                    **{output.name: getattr(parsed, output.name) for output in extensions.offered("comparison-output")},
                 )
             except CandidatesError as error:
                 found, failed = list(error.found.values()), error.failed

@@ -466,7 +466,7 @@ def require_by_logits(baseline: LazyModel, candidate: LazyModel, question: Mappi
         raise EngineError(
             f"a baseline of the {baseline.engine_name} engine runs in this process, beside one candidate without "
             "replicas",
-            fix=f"leave --replicas out, or {_other_way()}",
+            fix="leave --replicas out",
         )
 
 

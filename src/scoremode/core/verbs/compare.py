@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self, TypeVar, Unpack
+from typing import Any, ClassVar, Protocol, Self, TypedDict, TypeVar, Unpack
 
 from scoremode.core import extensions
 from scoremode.core.arguments import path_text
-from scoremode.core.disk.uri import is_uri, located
+from scoremode.core.disk.uri import RemotePath, is_uri, located
 from scoremode.core.engine.registry import require_path
 from scoremode.core.statistics.comparison import BY_NAME, Comparison, Comparisons, needs_whole_divergence
 from scoremode.core.store.run import Run
@@ -49,7 +49,6 @@ from scoremode.core.verbs.compared_models import (
     is_stored,
     short,
 )
-from scoremode.core.verbs.comparison_outputs import OutputArguments, leave, split_outputs
 from scoremode.core.verbs.model import LazyModel, is_loaded
 from scoremode.core.verbs.progress import Progress, announce, shows_progress
 from scoremode.core.verbs.reference import reference_of
@@ -65,8 +64,44 @@ from scoremode.errors import (
 )
 
 
+class ComparisonOutput(Protocol):
+    """Files that every comparison leaves besides its runs; wings offer such values as "comparison-output"."""
+
+    name: str  # of the argument of ``compare`` that names one more place for them
+    flags: Mapping[str, str]
+
+    def check(self, place: str | Path | None) -> None:
+        """Refuses a place that cannot be written, before anything is scored."""
+
+    def write(self, found: Sequence[Comparison], out: Path | RemotePath | None, place: str | Path | None) -> None:
+        """Writes the files into the runs below ``out``, and to the place that was named; None: there is none."""
+
+
+Outputs = list[tuple[ComparisonOutput, str | Path | None]]
+
+
+class OutputArguments(TypedDict, total=False):
+    """Places of such files, named here for editors and type checkers alone."""
+
+    records: str | Path | None  # a folder for the record of each candidate
+
+
 class CompareArguments(AllArguments, OutputArguments, total=False):
     """Arguments of a question, of a model, and files that wings write."""
+
+
+def split_outputs(arguments: Mapping[str, Any]) -> tuple[Outputs, Mapping[str, Any]]:
+    """Splits arguments into the files that are left, with their places, which are checked, and all others."""
+    rest = dict(arguments)
+    places = [(output, rest.pop(output.name, None)) for output in extensions.offered("comparison-output")]
+    for output, place in places:
+        output.check(place)
+    return places, rest
+
+
+def leave(outputs: Outputs, found: Sequence[Comparison], out: Path | RemotePath | None) -> None:
+    for output, place in outputs if found else ():
+        output.write(found, out, place)
 
 
 @spelled_out(CompareArguments)

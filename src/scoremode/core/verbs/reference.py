@@ -38,7 +38,7 @@ class ReferenceOutput(Protocol):
 
     name: str  # of the argument
     flag: Mapping[str, str]  # the flag as the help shows it, and what it does
-    instead_of_states: str  # what to do with a baseline that has no hidden states, or does not fit beside a candidate
+    instead_of_states: str  # what to do with a baseline that has no hidden states
 
     def used_by(self, file: str) -> list[str]:
         """Lines that say what to do with the file."""

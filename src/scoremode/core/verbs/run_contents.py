@@ -6,7 +6,6 @@ import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -136,7 +135,7 @@ def rows_to_keep(asked: Question, journal: Journal) -> RunRows:
     """The columns of a run: the scores, and for each target its place in the text, its group, its weight and texts."""
     plan, tokens, scores = asked.plan, asked.tokens, journal.scores
     index = plan.target_token
-    text, top_text = Words(asked.subject.tokenizer).coded(tokens.ids[index], scores.top)
+    text, top_text = _texts_of(asked.subject.tokenizer, tokens.ids[index], scores.top)
     facts = TargetFacts(
         window=plan.target_window,
         document=plan.target_document,
@@ -153,29 +152,14 @@ def rows_to_keep(asked: Question, journal: Journal) -> RunRows:
     return RunRows(scores, facts, journal.divergences)
 
 
-_KNOWN: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()
-"""Texts of ids, by tokenizer: they stay known from one question to the next."""
-
-
-class Words:
-    """The texts of token ids; each is decoded only once."""
-
-    def __init__(self, tokenizer: TextTokenizer) -> None:
-        self.tokenizer = tokenizer
-        self._known = _KNOWN.setdefault(tokenizer, {})
-
-    def of(self, ids: Ids) -> list[str]:
-        for token in set(ids.tolist()) - self._known.keys():
-            self._known[token] = self.tokenizer.token_text(token)
-        return [self._known[token] for token in ids.tolist()]
-
-    def coded(self, ids: Ids, top: Ids | None) -> tuple[CodedTexts, CodedTexts | None]:
-        """The texts of tokens and of first choices, with one dictionary, so that the two columns can be compared."""
-        found, where = np.unique(ids if top is None else np.concatenate([ids, top]), return_inverse=True)
-        places: dict[str, int] = {}  # two ids may have the same text
-        codes = np.array([places.setdefault(word, len(places)) for word in self.of(found)], np.int32)[where]
-        words = list(places)
-        return CodedTexts(codes[: len(ids)], words), None if top is None else CodedTexts(codes[len(ids) :], words)
+def _texts_of(tokenizer: TextTokenizer, ids: Ids, top: Ids | None) -> tuple[CodedTexts, CodedTexts | None]:
+    """The texts of tokens and of first choices, with one dictionary, so that the two columns can be compared."""
+    found, where = np.unique(ids if top is None else np.concatenate([ids, top]), return_inverse=True)
+    places: dict[str, int] = {}  # two ids may have the same text
+    texts = map(tokenizer.token_text, found.tolist())
+    codes = np.array([places.setdefault(text, len(places)) for text in texts], np.int32)[where]
+    words = list(places)
+    return CodedTexts(codes[: len(ids)], words), None if top is None else CodedTexts(codes[len(ids) :], words)
 
 
 def _slices_of(tokens: Tokens, index: Ints) -> CodedTexts | None:

@@ -25,9 +25,8 @@ from scoremode.core.verbs.arguments import (
     spelled_out,
     split_arguments,
 )
-from scoremode.core.verbs.compare import compare_model
+from scoremode.core.verbs.compare import OutputArguments, compare_model, leave, split_outputs
 from scoremode.core.verbs.compared_models import Folders
-from scoremode.core.verbs.comparison_outputs import OutputArguments, leave, split_outputs
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, tokenizer_name, wrapped
 from scoremode.core.verbs.ppl import ppl_of
 from scoremode.core.verbs.prob.many_pairs import check_results, score_to_file
