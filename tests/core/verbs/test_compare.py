@@ -14,14 +14,12 @@ from transformers import AutoModelForCausalLM
 
 from scoremode.core.disk.folders import entry_folder
 from scoremode.core.engine import baseline
-from scoremode.core.engine.baseline import LiveBaseline
 from scoremode.core.scores.journal import Journal
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.store import runs
 from scoremode.core.verbs.compare import compare, score_in_turn
 from scoremode.core.verbs.ppl import ppl
 from scoremode.core.verbs.reference import reference
-from scoremode.engines.table.engine import TableEngine
 from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.errors import CorpusError, EngineError, InputError, ModelError, RunError, StorageError
 from scoremode.head.divergence import define_divergence
@@ -290,19 +288,6 @@ def test_a_finished_candidate_needs_only_its_baseline(models: tuple[Path, Path],
     assert np.array_equal(first.baseline.scores.logprob, again.baseline.scores.logprob)
 
 
-def test_a_live_baseline_keeps_only_what_is_asked_for() -> None:
-    plan = ask("table:uniform", text=TEXT * 8, context_length=32, stride=32).plan
-    live = LiveBaseline(TableEngine.named("uniform"), plan)
-    wanted = np.zeros(len(plan), np.bool_)
-    wanted[-3:] = True
-    live.want(wanted)
-    for index in np.flatnonzero(wanted).tolist():
-        first = live.states(index, plan.window(index))
-        assert np.array_equal(live.states(index, plan.window(index)), first), "asked again, as after lack of memory"
-        assert len(live._held) == 1
-    assert len(live.states(0, plan.window(0))) == len(plan.window(0).rows), "one that nobody announced"
-
-
 def test_a_head_that_cannot_be_given_is_refused_before_anything_is_scored(
     models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,8 +309,10 @@ def test_other_tokens_and_plans_are_refused_with_what_differs(
     for against, candidate, asked, words in (
         (str(kept), "table:uniform", {}, "different tokenizers"),
         (one, "table:uniform", SMALL, "different tokenizers"),
-        (str(kept), other, {"context_length": 24}, "context length 32 vs 24"),
-        (str(kept), other, {"text": long}, "different texts"),
+        (str(kept), other, {"context_length": 24}, "context length 32 vs 24; leave text, method and sizes out"),
+        (str(kept), other, {"max_windows": 2}, "max windows 0 vs 2; leave text, method and sizes out"),
+        (str(kept), other, {"text": long}, "different texts.*; leave text, method and sizes out"),
+        (str(kept), other, {"method": "exl3-2025"}, "method sliding-once vs exl3-2025"),
         (a, other, {}, "without hidden states"),
     ):
         with pytest.raises(InputError, match=words):

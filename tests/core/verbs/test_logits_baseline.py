@@ -15,7 +15,7 @@ import torch
 
 import scoremode as sm
 from scoremode.core.engine.base import SCORES, Engine, EngineFacts, Wanted
-from scoremode.core.engine.logits import LogitsCursor, LogitsReducer
+from scoremode.core.engine.logits import LogitsReducer
 from scoremode.core.plan.plan import Plan
 from scoremode.core.scores.answers import Answers, Window, WindowSource
 from scoremode.core.scores.schema import DIVERGENCE
@@ -318,18 +318,3 @@ def test_float16_logits_of_an_engine_without_hidden_states(blocks: tuple[int, in
 def entropy(logits: list[torch.Tensor]) -> Any:
     log_p = torch.cat(logits).log_softmax(1)
     return -(log_p.exp() * log_p).sum(1).numpy()
-
-
-def test_a_cursor_gives_rows_across_blocks_that_share_memory() -> None:
-    table = torch.arange(10.0)[:, None].repeat(1, 3)
-
-    def blocks() -> Iterator[tuple[slice, torch.Tensor]]:
-        memory = torch.zeros(4, 3)
-        for begin in range(0, 10, 4):
-            end = min(10, begin + 4)
-            memory[: end - begin] = table[begin:end]
-            yield slice(begin, end), memory[: end - begin]
-
-    cursor = LogitsCursor(blocks())
-    for begin, end in ((0, 3), (3, 9), (9, 10)):
-        assert torch.equal(cursor.rows(slice(begin, end)), table[begin:end])

@@ -70,20 +70,26 @@ class TensorFile(NamedTuple):
             return f"cannot be read ({error.strerror})"
 
 
+Dtype = Literal["bfloat16", "float16", "float32"]
+Factor = Annotated[float, Meta(ge=1e-300, le=1e30)]  # a value outside these bounds means a damaged file
+Rows = Annotated[int, Meta(ge=1, le=MOST_ROWS)]
+Ids = Annotated[int, Meta(ge=1, le=1 << 32)]
+
+
 class ShardLayout(msgspec.Struct, frozen=True):
     """The file and the position of every row."""
 
-    targets: int
-    width: int
-    dtype: str
-    rows_per_shard: int
+    targets: Annotated[int, Meta(ge=0, le=MOST_ROWS)]
+    width: Annotated[int, Meta(ge=1, le=WIDEST)]
+    dtype: Dtype
+    rows_per_shard: Rows
 
     @property
     def row_bytes(self) -> int:
         return self.width * RAW_DTYPES[self.dtype].itemsize
 
     @property
-    def shards(self) -> int:
+    def shard_count(self) -> int:
         return -(-self.targets // self.rows_per_shard)
 
     def shard_range(self, shard: int) -> tuple[int, int]:
@@ -112,12 +118,6 @@ def estimate_bytes(targets: int, width: int, dtype: str, vocabulary: int) -> dic
 
 
 # ── manifests ────────────────────────────────────────────────────────────────────────────────────────────────────────
-Dtype = Literal["bfloat16", "float16", "float32"]
-Factor = Annotated[float, Meta(ge=1e-300, le=1e30)]  # a value outside these bounds means a damaged file
-Rows = Annotated[int, Meta(ge=1, le=MOST_ROWS)]
-Ids = Annotated[int, Meta(ge=1, le=1 << 32)]
-
-
 class HeadManifest(msgspec.Struct):
     file: Literal["head.safetensors"]
     rows: Ids
@@ -140,14 +140,10 @@ class ShardManifest(msgspec.Struct):
     sha256: Sha256
 
 
-class ReferenceManifest(msgspec.Struct):
+class ReferenceManifest(ShardLayout, frozen=True):
     """The fields of a finished reference's manifest; fields with a default are in some manifests only."""
 
     format: Literal[2]
-    targets: Annotated[int, Meta(ge=0, le=MOST_ROWS)]
-    width: Annotated[int, Meta(ge=1, le=WIDEST)]
-    rows_per_shard: Rows
-    dtype: Dtype
     plan_digest: Text
     method: Text
     model_fingerprint: Text
@@ -171,19 +167,19 @@ def _command(folder: Path) -> str:
     return f"scoremode reference MODEL --corpus … --out {shlex.quote(str(folder))}"
 
 
-def read_reference_manifest(folder: Path) -> Mapping[str, Any]:
-    """Returns the checked manifest of a finished reference; raises RunError if it is missing, changed or invalid."""
+def read_reference_manifest(folder: Path) -> tuple[Mapping[str, Any], ReferenceManifest]:
+    """Returns the checked manifest of a finished reference, as it is and typed; RunError if it cannot be used."""
     path, remake = folder / REFERENCE, remake_fix(folder)
     if not path.exists():
         if (folder / ROWS).exists():
             raise RunError(f"{folder} contains an unfinished reference", fix="run the same command again to resume")
         raise RunError(f"{folder} is not a reference", fix=f"make one: {_command(folder)}")
     manifest = read_sealed(path, ReferenceManifest, format=FORMAT, fix=remake)
-    layout, shards = msgspec.convert(manifest, ShardLayout), manifest["shards"]
+    known = msgspec.convert(manifest, ReferenceManifest)
     # file names are fixed, so that a manifest cannot refer to files outside its folder
-    if len(shards) != layout.shards or any(one["file"] != shard_name(n) for n, one in enumerate(shards)):
+    if [one.file for one in known.shards] != list(map(shard_name, range(known.shard_count))):
         raise RunError(f"{path} is damaged (its list of files)", fix=remake)
-    return manifest
+    return manifest, known
 
 
 # ── the folder ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from scoremode.core.cache.entries import hold_entry
@@ -38,8 +37,7 @@ class Reference:
 
     folder: Path
     manifest: Mapping[str, Any]
-    files: ReferenceManifest  # the same, typed
-    layout: ShardLayout
+    known: ReferenceManifest  # the same, typed
     place: RemotePath | None = None  # the URI of the original, if the folder is a copy
 
     @staticmethod
@@ -49,45 +47,43 @@ class Reference:
         Sizes and headers are always checked; hashes only if a file has changed, and not without ``verify``.
         """
         folder = Path(folder)
-        manifest = read_reference_manifest(folder)
-        layout = msgspec.convert(manifest, ShardLayout)
-        files = msgspec.convert(manifest, ReferenceManifest)
-        expected = [(one.file, one.sha256, layout.shard_file(number)) for number, one in enumerate(files.shards)]
-        expected.append((HEAD, files.head.sha256, files.head.as_file(layout.width)))
+        manifest, known = read_reference_manifest(folder)
+        expected = [(one.file, one.sha256, known.shard_file(number)) for number, one in enumerate(known.shards)]
+        expected.append((HEAD, known.head.sha256, known.head.as_file(known.width)))
         for name, sha256, form in expected:
             problem = form.problem(folder / name)
             if problem is None and verify and remembered_sha256(folder / name) != sha256:
                 problem = "was changed after the reference was made"
             _require_sound(folder, name, problem)
         hold_entry(folder)  # its files are opened later, when rows are read
-        return Reference(folder, manifest, files, layout, place)
+        return Reference(folder, manifest, known, place)
 
     @property
     def targets(self) -> int:
-        return self.layout.targets
+        return self.known.targets
 
     @property
     def width(self) -> int:
-        return self.layout.width
+        return self.known.width
 
     @property
     def dtype(self) -> str:
-        return self.layout.dtype
+        return self.known.dtype
 
     @property
     def vocabulary(self) -> int:
         """Number of ids that get a probability; the head's rows after them are padding."""
-        return self.files.vocabulary
+        return self.known.vocabulary
 
     @property
     def head(self) -> HeadManifest:
-        return self.files.head
+        return self.known.head
 
     def rows(self, first: int, count: int, into: Raw | None = None) -> Raw:
         """The raw states (count, width) of consecutive targets, as a new array or in the one given."""
         if first < 0 or count < 0 or first + count > self.targets:
             raise IndexError(f"rows {first} to {first + count} of a reference of {self.targets}")
-        return read_rows(self.folder, self.layout, first, count, into=into)
+        return read_rows(self.folder, self.known, first, count, into=into)
 
     def head_weight(self) -> Raw:
         """The head's raw matrix (padded vocabulary, width), mapped, so that only the parts in use are read.

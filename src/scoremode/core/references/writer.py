@@ -63,7 +63,8 @@ class StatesWriter:
             raise InputError(f"a reference cannot keep {dtype} states", fix=f"give --dtype {' or '.join(RAW_DTYPES)}")
         self.folder, self.identity = Path(folder), identity
         row_bytes = width * RAW_DTYPES[dtype].itemsize
-        self.layout = ShardLayout(targets, width, dtype, max(1, shard_bytes // row_bytes))
+        sizes = {"targets": targets, "width": width, "rows_per_shard": max(1, shard_bytes // row_bytes)}
+        self.layout = msgspec.convert({**sizes, "dtype": dtype}, ShardLayout)
         self.present: Bools = np.zeros(targets, dtype=np.bool_)
         self._head: dict[str, Any] = {}  # the description of the head, when it is written
         header = {**ROWS_HEADER, "identity": identity, "layout": msgspec.to_builtins(self.layout)}
@@ -75,7 +76,7 @@ class StatesWriter:
     def _begin(self) -> None:
         """Makes the files of all rows. After a kill, the rows count whose bytes still match their checksum."""
         (self.folder / REFERENCE).unlink(missing_ok=True)  # written again when the run is complete
-        for shard in range(self.layout.shards):
+        for shard in range(self.layout.shard_count):
             path, form = self.folder / shard_name(shard), self.layout.shard_file(shard)
             if form.problem(path):
                 with path.open("wb") as file:
@@ -153,7 +154,7 @@ class StatesWriter:
         with disk_errors(self.folder):
             shards = [
                 {"file": name, "rows": self.layout.shard_range(shard)[1], "sha256": self._sha256(name)}
-                for shard, name in enumerate(map(shard_name, range(self.layout.shards)))
+                for shard, name in enumerate(map(shard_name, range(self.layout.shard_count)))
             ]
             whole = {
                 "vocabulary": self._head["vocabulary"],

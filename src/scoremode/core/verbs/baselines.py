@@ -30,7 +30,7 @@ from scoremode.core.engine.baseline import LiveBaseline, StoredBaseline, live_ba
 from scoremode.core.engine.plugin import EnginePlugin, Work
 from scoremode.core.engine.registry import require
 from scoremode.core.free_memory import available
-from scoremode.core.plan.comparable import ComparableFacts, difference, first_difference, require_comparable
+from scoremode.core.plan.comparable import ComparableFacts, first_difference, require_comparable
 from scoremode.core.references.reader import Reference, open_reference
 from scoremode.core.scores.answers import check_answers
 from scoremode.core.scores.columns import Divergences
@@ -57,8 +57,6 @@ from scoremode.values import Ids
 if TYPE_CHECKING:
     from scoremode.core.engine.logits import LiveLogits
     from scoremode.core.engine.steps import LiveSteps
-
-LESS = {"max_windows", "num_samples"}  # arguments that ask about a part of a text
 
 
 class ComparisonBaseline(Protocol):
@@ -234,10 +232,6 @@ class StoredRun:
         question = {name: value for name, value in question.items() if value is not None}
         kept = {name: value for name, value in self._question(question).items() if name != "tokenizer"}
         asked = candidate.ask({**kept, **question}, folders.progress)
-        for name in LESS & question.keys() if asked.plan.digest != self.run.plan_digest else ():
-            flag, of = name.replace("_", "-"), self.run.manifest["model"]
-            fix = f"leave it out, or make a smaller reference: scoremode reference {of} --{flag} N --out DIR"
-            raise OptionError(f"--{flag} asks about a part of {self.name}, which is compared whole", fix=fix)
         self._require_comparable(asked)
         noise = {name: self.run.manifest.get(name) for name in NOISE}
         yield OpenStoredBaseline(asked, folders, self.run, lambda: StoredBaseline(self.states, asked.plan), noise)
@@ -253,14 +247,21 @@ class StoredRun:
         return stored or {}
 
     def _require_comparable(self, asked: Question) -> None:
-        candidate, facts = comparable_facts(asked), self.run.facts
+        candidate, made, facts = comparable_facts(asked), self.run.manifest, self.run.facts
         if candidate.vocabulary is None:
             candidate = replace(candidate, vocabulary=self.states.vocabulary)
-        tokens = int(self.run.manifest["tokens"])
         require_comparable(
-            self.states.manifest,
+            ComparableFacts(
+                tokenizer=made["tokenizer"],
+                vocabulary=self.states.vocabulary,
+                plan_digest=self.run.plan_digest,
+                method=made["method"],
+                settings=made["method_settings"],
+                corpus_sha256=made["corpus_sha256"],
+            ),
             candidate,
-            where=lambda: first_difference(facts.token, facts.id, tokens, asked.tokens, asked.documents),
+            lambda: first_difference(facts.token, facts.id, int(made["tokens"]), asked.tokens, asked.documents),
+            own_question=self.name if made.get("question") else None,
         )
 
 
@@ -511,18 +512,9 @@ def comparable_facts(asked: Question) -> ComparableFacts:
 
 
 def require_same_question(baseline: ComparableFacts, asked: Question, ids: Ids) -> None:
-    """Refuse models that cannot be compared; say why, and what would make them so. ``ids`` are the baseline's."""
+    """Refuses models that cannot be compared. ``ids`` are the baseline's."""
 
     def where() -> str | None:
         return first_difference(np.arange(len(ids)), ids, len(ids), asked.tokens, asked.documents)
 
-    found = difference(baseline, comparable_facts(asked), where)
-    if found is None:
-        return
-    fixes = {
-        "tokenizer": "feed both with one: --tokenizer FOLDER; or compare bits per byte, which scoremode ppl prints",
-        "vocabulary": "compare models with one vocabulary",
-        "text": "give both the same text",
-        "plan": "give --context-length and --stride that both models allow",
-    }
-    raise InputError(found.reason, fix=fixes[found.kind])
+    require_comparable(baseline, comparable_facts(asked), where)
