@@ -66,7 +66,7 @@ class StatesWriter:
         sizes = {"targets": targets, "width": width, "rows_per_shard": max(1, shard_bytes // row_bytes)}
         self.layout = msgspec.convert({**sizes, "dtype": dtype}, ShardLayout)
         self.present: Bools = np.zeros(targets, dtype=np.bool_)
-        self._head: dict[str, Any] = {}  # the description of the head, when it is written
+        self._head: HeadManifest | None = None  # when it is written
         header = {**ROWS_HEADER, "identity": identity, "layout": msgspec.to_builtins(self.layout)}
         with disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -130,13 +130,14 @@ class StatesWriter:
             "vocabulary": int(vocabulary),
             "scale": float(scale),
             "softcap": softcap and float(softcap),
+            "sha256": "0" * 64,  # when all is written
         }
-        known = msgspec.convert({**head, "sha256": "0" * 64}, HeadManifest)
+        known = msgspec.convert(head, HeadManifest)
         with disk_errors(self.folder), written_atomically(self.folder / HEAD) as file:
             file.write(known.as_file(self.layout.width).header)
             file.write(bytes_of(weight))
             file.write(b"" if bias is None else bytes_of(bias))
-        self._head = head
+        self._head = known
 
     # ── finish ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def finish(self, manifest: Mapping[str, Any]) -> Reference:
@@ -151,18 +152,19 @@ class StatesWriter:
                 f"{self.folder} lacks the states of {len(missing)} targets, the first is {missing[0]}",
                 fix="run the same command again to resume",
             )
+        assert self._head is not None, "the head is written before"
         with disk_errors(self.folder):
             shards = [
                 {"file": name, "rows": self.layout.shard_range(shard)[1], "sha256": self._sha256(name)}
                 for shard, name in enumerate(map(shard_name, range(self.layout.shard_count)))
             ]
             whole = {
-                "vocabulary": self._head["vocabulary"],
+                "vocabulary": self._head.vocabulary,
                 **manifest,
                 "format": FORMAT,
                 **msgspec.to_builtins(self.layout),
                 "shards": shards,
-                "head": {**self._head, "sha256": self._sha256(HEAD)},
+                "head": {**msgspec.to_builtins(self._head), "sha256": self._sha256(HEAD)},
                 "identity": self.identity,
             }
             write_sealed(self.folder / REFERENCE, whole, ReferenceManifest)
