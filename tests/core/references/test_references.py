@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.core.disk.folders import HEAD, REFERENCE, ROWS, shard_name
+from scoremode.core.disk.folders import HEAD, REFERENCE, shard_name
 from scoremode.core.disk.manifests import sealed
-from scoremode.core.disk.records import MAGIC
 from scoremode.core.references.format import DATA_START, RAW_DTYPES, discard, estimate_bytes
 from scoremode.core.references.reader import Reference
 from scoremode.core.references.writer import StatesWriter
@@ -191,23 +190,6 @@ def test_rows_that_a_power_cut_lost_are_asked_for_again(tmp_path: Path) -> None:
         file.write(bytes(16))
     second = writer_for(tmp_path / "ref", rows, "float32", rows_per_shard=10)
     assert second.complete_windows(np.array([0, 10, 20, 30])).tolist() == [True, False, True]
-
-
-@pytest.mark.parametrize("torn", [b"", b"x", b"x" * 23, b"\xff" * 24, bytes(4096)])
-def test_a_torn_note_is_cut_off_and_what_stands_before_it_holds(tmp_path: Path, torn: bytes) -> None:
-    rows = random_rows(10, 4, "float32")
-    first = writer_for(tmp_path / "ref", rows, "float32")
-    first.write(0, rows[:5])
-    first.write(5, rows[5:])
-    first.close()
-    notes = tmp_path / "ref" / ROWS
-    line, one, *_ = notes.read_bytes().split(MAGIC)
-    notes.write_bytes(line + MAGIC + one + torn)
-    second = writer_for(tmp_path / "ref", rows, "float32")
-    assert second.present.tolist() == [True] * 5 + [False] * 5
-    second.write(5, rows[5:])
-    second.close()
-    assert writer_for(tmp_path / "ref", rows, "float32").present.all()
 
 
 def test_a_kill_while_room_is_made_is_made_good(tmp_path: Path) -> None:
