@@ -79,11 +79,6 @@ class Claim(Resumable[Run]):
         return run
 
 
-def is_identity(value: Any) -> bool:
-    """Does this look like the identity of a run?"""
-    return isinstance(value, dict) and {"model", "plan", "engine"} <= value.keys()
-
-
 # ── finished runs ────────────────────────────────────────────────────────────────────────────────────────────────────
 def is_run(folder: str | Path | RemotePath) -> bool:
     """Does the folder contain a finished run?"""

@@ -243,4 +243,5 @@ def _identity_in(data: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     identity = found.get("identity") if isinstance(found, dict) else None
-    return identity if runs.is_identity(identity) else None
+    is_known = isinstance(identity, dict) and {"model", "plan", "engine"} <= identity.keys()
+    return identity if is_known else None

@@ -169,15 +169,11 @@ class SequenceProbability:
         """Encodes and cuts pairs; the error for a refused pair is that of the first one, with its number."""
         try:
             return self._cut_all(pairs)
-        except (InputError, BoundaryError):
-            for at, pair in enumerate(pairs, number):
-                try:
-                    self._cut_all([pair])
-                except (InputError, BoundaryError) as error:
-                    if at > 1:
-                        raise type(error)(f"pair {at}: {error.message}", fix=error.fix) from None
-                    raise
-            raise
+        except (InputError, BoundaryError) as error:
+            if len(pairs) == 1:
+                which = f"pair {number}: " if number > 1 else ""
+                raise type(error)(f"{which}{error.message}", fix=error.fix) from None
+        return [one for at, pair in enumerate(pairs, number) for one in self._cut([pair], at)]
 
     def _cut_all(self, pairs: Sequence[tuple[str, str]]) -> list[EncodedPair]:
         """Encodes and cuts pairs; raises an error if the model cannot take them."""
