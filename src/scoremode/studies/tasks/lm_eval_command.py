@@ -25,7 +25,8 @@ lm-eval run --help). --model is scoremode unless another is given. Its
 prefix_token_id, greedy (measured, or unknown-is-false for engines without
 ranks), and every option of the engine: dtype, device, batch_tokens, …
 
-example:
+examples:
+  scoremode lm-eval --tasks arc_easy --model_args model=org/model
   scoremode lm-eval --tasks piqa --limit 100 --model_args model=Q4_K_M.gguf
 """
 
