@@ -42,6 +42,7 @@ def test_a_pattern_names_models(quants: Path, caplog: pytest.LogCaptureFixture) 
     assert names(expand_candidates(by_shell)) == expected
     assert names(expand_candidates([str(quants / "*.gguf"), by_shell[0]])) == expected
     assert names(expand_candidates([str(quants / "*")])) == [*expected, "hf"]
+    assert "of the files that match" in caplog.text
 
 
 def test_a_folder_of_models_names_them(quants: Path) -> None:

@@ -30,11 +30,14 @@ def run(arguments: str, redirection: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, timeout=120)
 
 
+@pytest.mark.parametrize(("redirection", "why"), [(">/dev/full", "the disk is full"), (">&-", "it is closed")])
 @pytest.mark.parametrize("arguments", PRINTING)
-def test_a_result_that_cannot_be_printed_is_one_line_and_exit_code_2(arguments: str) -> None:
-    done = run(arguments, ">/dev/full")
+def test_a_result_that_cannot_be_printed_is_one_line_and_exit_code_2(
+    arguments: str, redirection: str, why: str
+) -> None:
+    done = run(arguments, redirection)
     assert (done.returncode, done.stdout) == (2, "")
-    expected = "standard output could not be written: the disk is full; send it to a file or a terminal that takes it"
+    expected = f"standard output could not be written: {why}; send it to a file or a terminal that takes it"
     assert done.stderr == f"scoremode: {expected}\n"
 
 
@@ -57,7 +60,7 @@ def test_a_complaint_that_nobody_can_read_still_sets_the_exit_code(arguments: st
 def test_a_run_is_kept_whole_where_no_stream_is_open(tmp_path: Path) -> None:
     """A file that is opened while descriptor 1 is free would take its number, and whatever is printed to it."""
     out = tmp_path / "run"
-    assert run(f"{PPL} --out {shlex.quote(str(out))}", ">&- 2>&- <&-").returncode == 0
+    assert run(f"{PPL} --out {shlex.quote(str(out))}", ">&- 2>&- <&-").returncode == 2
     done = run(f"report {shlex.quote(str(out))} --json", "")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["targets"] == 2

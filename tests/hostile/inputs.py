@@ -448,7 +448,8 @@ def _texts(change: Callable[[dict[str, list[Any]]], Any]) -> Damage:
         table = pq.read_table(folder / "texts.parquet")
         columns = table.to_pydict()
         change(columns)
-        pq.write_table(pa.table(columns, schema=table.schema), folder / "texts.parquet")
+        same = list(columns) == table.schema.names
+        pq.write_table(pa.table(columns, schema=table.schema if same else None), folder / "texts.parquet")
         found = json.loads((folder / "rollouts.json").read_text())
         found["texts_sha256"] = file_sha256(folder / "texts.parquet")
         del found[SEAL]
@@ -475,12 +476,17 @@ ROLLOUTS: dict[str, Damage] = {
     "no-texts": file_of("texts.parquet", removed),
     "texts-cut": file_of("texts.parquet", halved),
     "texts-flipped": file_of("texts.parquet", flipped),
+    "texts-of-another-kind": _texts(lambda columns: columns.pop("finish")),
+    "one-logprob-less": _first("logprob", [0.0]),
     "logprob-above-0": _first("raw_logprob", [0.5] * 4),
     "logprob-nan": _first("raw_logprob", [math.nan] * 4),
     "texts-fifo": file_of("texts.parquet", a_fifo),
     "manifest-fifo": file_of("rollouts.json", a_fifo),
     "id-too-large": _first("ids", [10**9, 2, 3, 4]),
     "id-below-0": _first("ids", [-1, 2, 3, 4]),
+    "no-prompt": _first("prompt_ids", []),
+    "another-finish": _first("finish", "tired"),
+    "not-sorted": _first("prompt", 7),
 }
 
 

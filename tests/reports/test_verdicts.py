@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scoremode.core.statistics.comparison import Comparison
+from scoremode.core.statistics.comparison import Comparison, comparison_statistics
 from scoremode.reports.verdicts import Verdict, rule_words, scale_words, verdicts
 from tests.core.statistics.test_comparison import compared
 from tests.reports.demo import with_statistics
@@ -164,7 +164,7 @@ def test_few_texts_do_not_make_a_clear_loss_the_same() -> None:
     kl[0] = 0.002 * (GROUPS + 1)  # its bounds are on a log scale: mean 0.004, and low 0.7 of 0.002
     base, spread = np.full(GROUPS, -2.0), 0.01 * np.linspace(-1.7, 1.7, GROUPS)
     c = compared(base, base - 0.1 - spread, groups=np.arange(GROUPS), kl=kl, noise_kl=np.full(4, 0.0018))
-    statistics = Comparison.statistics(c)
+    statistics = comparison_statistics(c)
     assert statistics["kl_mean"] - 2 * statistics["kl_mean_stderr"] < statistics["noise_floor_kl_mean"]
     assert judged([c]) == ["changed, worse"]
 

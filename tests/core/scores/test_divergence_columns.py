@@ -15,7 +15,7 @@ from scoremode.core.engine.base import Wanted
 from scoremode.core.scores.answers import Answers
 from scoremode.core.scores.packing import PackedAnswers, read_divergences
 from scoremode.core.scores.schema import BUILT_IN, DIVERGENCE
-from scoremode.core.statistics.comparison import Comparison
+from scoremode.core.statistics.comparison import comparison_statistics
 from scoremode.core.store.runs import SCORES
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError
@@ -64,7 +64,7 @@ def test_a_table_against_a_table_in_parquet(tmp_path: Path) -> None:
     for name in NAMES:  # a reference holds the baseline's head in float32
         np.testing.assert_allclose(getattr(found.divergences, name), getattr(true, name), rtol=1e-5, atol=1e-6)
         np.testing.assert_array_equal(getattr(found.divergences, name), stored[name].to_numpy())
-    statistics = Comparison.statistics(found)
+    statistics = comparison_statistics(found)
     assert statistics["overlap"] == pytest.approx(1 - measured_mean(found, "total_variation"), rel=1e-12)
 
 

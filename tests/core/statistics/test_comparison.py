@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.special import logit
 
 from scoremode.core.scores.answers import measured
 from scoremode.core.scores.columns import Divergences, Scores, TargetFacts
-from scoremode.core.statistics.comparison import FIELDS, STATISTICS, Comparison
+from scoremode.core.statistics.comparison import FIELDS, STATISTICS, Comparison, comparison_statistics
 from scoremode.core.store.run import Run
 from scoremode.studies.kld.statistics import llamacpp_statistics, llamacpp_text
 from scoremode.values import Estimate, Floats, Ints, rounded
@@ -110,7 +111,7 @@ def compared(
 
 def test_both_directions_overlap_and_first_choices_by_hand() -> None:
     groups, apart = np.repeat(np.arange(6), 2), random_apart(12)
-    found = Comparison.statistics(compared([-1.0] * 12, [-1.0] * 12, apart=apart, groups=groups))
+    found = comparison_statistics(compared([-1.0] * 12, [-1.0] * 12, apart=apart, groups=groups))
     assert found["kl_reverse_mean"] == pytest.approx(measured(apart.kl_reverse).mean(), rel=1e-12)
     assert found["total_variation_mean"] == pytest.approx(measured(apart.total_variation).mean(), rel=1e-12)
     assert found["overlap"] == pytest.approx(1 - found["total_variation_mean"], rel=1e-12)
@@ -121,7 +122,7 @@ def test_both_directions_overlap_and_first_choices_by_hand() -> None:
 
 
 def test_a_divergence_of_an_older_run_has_kl_alone() -> None:
-    found = Comparison.statistics(compared([-1.0] * 6, [-1.0] * 6, apart=Divergences(kl=np.ones(6))))
+    found = comparison_statistics(compared([-1.0] * 6, [-1.0] * 6, apart=Divergences(kl=np.ones(6))))
     assert found["kl_mean"] == 1
     assert found["overlap"] is found["kl_reverse_mean"] is found["top5_same_low"] is None
 
@@ -146,7 +147,7 @@ def random_comparison(groups: int = 250, seed: int = 0, **more: Any) -> Comparis
 
 # ── hand-made ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_every_field_is_there_in_its_order_and_fit_for_json() -> None:
-    found = Comparison.statistics(random_comparison(20, noise_kl=[0.0, 0.1]))
+    found = comparison_statistics(random_comparison(20, noise_kl=[0.0, 0.1]))
     assert list(found) == ["name", *FIELDS]
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert [name for name, value in found.items() if value is None] == []
@@ -163,7 +164,7 @@ def test_declarations_have_names_of_their_own_and_say_what_they_are() -> None:
 def test_kl_by_hand() -> None:
     """Six groups of two targets sum to 0.2, 0.4, …: a mean of 0.35, residuals of ±0.1, ±0.3, ±0.5 around 0.7."""
     kl = np.repeat(np.arange(1, 7) / 10, 2)
-    found = Comparison.statistics(compared([-1.0] * 12, [-1.0] * 12, kl=kl, groups=np.repeat(np.arange(6), 2)))
+    found = comparison_statistics(compared([-1.0] * 12, [-1.0] * 12, kl=kl, groups=np.repeat(np.arange(6), 2)))
     assert math.isclose(found["kl_mean"], 0.35)
     assert math.isclose(found["kl_mean_stderr"], math.sqrt(6 / 5 * 0.7) / 12)
     reach = 2.570582 * found["kl_mean_stderr"] / 0.35  # Student's t with 5 degrees, on a log scale
@@ -179,7 +180,7 @@ def test_kl_by_hand() -> None:
 def test_groups_of_unequal_size_by_hand() -> None:
     """Sizes 1, 1, 1, 1, 4: shares h of 1/8 and 1/2, each residual over 1 - h, freedom (Σh²)² / Σh⁴."""
     kl, groups = np.array([0.1, 0.2, 0.3, 0.4, 0.6, 0.6, 0.6, 0.6]), np.array([0, 1, 2, 3, 4, 4, 4, 4])
-    found = Comparison.statistics(compared([-1.0] * 8, [-1.0] * 8, kl=kl, groups=groups))
+    found = comparison_statistics(compared([-1.0] * 8, [-1.0] * 8, kl=kl, groups=groups))
     mean = 3.4 / 8
     residuals = np.array([0.1 - mean, 0.2 - mean, 0.3 - mean, 0.4 - mean, 2.4 - 4 * mean])
     shares = np.array([1, 1, 1, 1, 4]) / 8
@@ -190,7 +191,7 @@ def test_groups_of_unequal_size_by_hand() -> None:
 def test_shares_and_probabilities_by_hand() -> None:
     half, quarter = math.log(0.5), math.log(0.25)
     base, cand = [half, half, quarter, quarter] * 2, [quarter, half, half, quarter] * 2
-    found = Comparison.statistics(compared(base, cand, tops=([1, 2, 3, 4] * 2, [1, 2, 3, 5] * 2)))
+    found = comparison_statistics(compared(base, cand, tops=([1, 2, 3, 4] * 2, [1, 2, 3, 5] * 2)))
     assert found["same_top"] == 0.75
     assert math.isclose(found["same_top_stderr"], math.sqrt(0.75 * 0.25 / 7))
     assert found["worse"] == 0.25
@@ -202,7 +203,7 @@ def test_shares_and_probabilities_by_hand() -> None:
 
 
 def test_weights_count_in_means_and_not_in_quantiles() -> None:
-    found = Comparison.statistics(
+    found = comparison_statistics(
         compared([-1.0, -1.0, -1.0], [-1.0, -2.0, -1.0], kl=[0.0, 1.0, 0.5], weight=[1.0, 2.0, 1.0])
     )
     assert math.isclose(found["kl_mean"], 2.5 / 4)
@@ -214,7 +215,7 @@ def test_weights_count_in_means_and_not_in_quantiles() -> None:
 @pytest.mark.parametrize("method", ["sliding-once", "mean-of-texts"])
 def test_the_ratio_is_that_of_the_two_perplexities(method: str) -> None:
     c = random_comparison(30, method=method)
-    found = Comparison.statistics(c)
+    found = comparison_statistics(c)
     assert math.isclose(found["ppl_ratio"], found["ppl_candidate"] / found["ppl_baseline"], rel_tol=1e-12)
     assert math.isclose(found["ppl_difference"], found["ppl_candidate"] - found["ppl_baseline"], rel_tol=1e-9)
     assert math.isclose(found["log_ppl_ratio"], math.log(found["ppl_ratio"]), rel_tol=1e-9)
@@ -224,7 +225,7 @@ def test_the_ratio_is_that_of_the_two_perplexities(method: str) -> None:
 def test_a_mean_over_documents_by_hand() -> None:
     """Perplexities 2, 4 become 3, 5, three times: ratio 8 / 6, residuals 3 - 2·4/3 and 5 - 4·4/3."""
     base, cand = np.log([1 / 2, 1 / 4] * 3), np.log([1 / 3, 1 / 5] * 3)
-    found = Comparison.statistics(compared(base, cand, document=np.arange(6), method="mean-of-texts"))
+    found = comparison_statistics(compared(base, cand, document=np.arange(6), method="mean-of-texts"))
     assert math.isclose(found["ppl_ratio"], 4 / 3)
     error = math.sqrt(3 * (1 / 9) / (1 - 1 / 9) + 3 * (1 / 9) / (1 - 2 / 9)) / 18
     assert math.isclose(found["ppl_ratio_stderr"], error)
@@ -233,18 +234,18 @@ def test_a_mean_over_documents_by_hand() -> None:
 
 
 def test_the_noise_floor_is_that_of_its_own_array() -> None:
-    found = Comparison.statistics(compared([-1.0, -1.0], [-1.0, -1.0], kl=[5.0, 5.0], noise_kl=[0.0, 0.01, 0.02]))
+    found = comparison_statistics(compared([-1.0, -1.0], [-1.0, -1.0], kl=[5.0, 5.0], noise_kl=[0.0, 0.01, 0.02]))
     assert math.isclose(found["noise_floor_kl_mean"], 0.01)
     assert math.isclose(found["noise_floor_kl_p99"], 0.0198)
-    assert Comparison.statistics(compared([-1.0], [-1.0], kl=[5.0]))["noise_floor_kl_mean"] is None
+    assert comparison_statistics(compared([-1.0], [-1.0], kl=[5.0]))["noise_floor_kl_mean"] is None
 
 
 # ── errors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_paired_errors_shrink_where_both_runs_share_their_noise() -> None:
     generator = np.random.default_rng(5)
     shared, own, other = (generator.exponential(2.0, 2000) for _ in range(3))
-    paired = Comparison.statistics(compared(-shared, -(shared + 0.01 * own)))
-    alone = Comparison.statistics(compared(-shared, -other))
+    paired = comparison_statistics(compared(-shared, -(shared + 0.01 * own)))
+    alone = comparison_statistics(compared(-shared, -other))
     for name in ("log_ppl_ratio_stderr", "ppl_ratio_stderr", "ppl_difference_stderr"):
         assert 20 * paired[name] < alone[name]
 
@@ -252,17 +253,31 @@ def test_paired_errors_shrink_where_both_runs_share_their_noise() -> None:
 @pytest.mark.parametrize("method", ["sliding-once", "mean-of-texts"])
 def test_errors_agree_with_leaving_out_one_group_at_a_time(method: str) -> None:
     c = random_comparison(80, seed=2, method=method)
-    found = Comparison.statistics(c)
+    found = comparison_statistics(c)
     left = []
     for g in range(80):
         keep = c.groups != g
         rest = {"groups": c.groups[keep], "document": c.groups[keep], "method": method}
         part = compared(c.baseline.scores.logprob[keep], c.candidate.scores.logprob[keep], kl=_of(c.kl)[keep], **rest)
-        left.append(Comparison.statistics(part))
+        left.append(comparison_statistics(part))
     for name in ("kl_mean", "ppl_ratio", "log_ppl_ratio", "ppl_difference", "delta_p_mean", "delta_p_rms", "worse"):
         values = np.array([part[name] for part in left])
         jackknife = math.sqrt(79 / 80 * float(((values - values.mean()) ** 2).sum()))
         assert math.isclose(found[f"{name}_stderr"], jackknife, rel_tol=0.05), name
+
+
+def test_the_bounds_are_students_t_around_the_value() -> None:
+    found = comparison_statistics(random_comparison(12, seed=1))
+    assert 5 < found["freedom"] < 11  # documents differ in size
+    scales = {"log_ppl_ratio": None, "ppl_difference": None, "delta_p_mean": None, "kl_mean": np.log, "same_top": logit}
+    for name, scale in scales.items():
+        value, error, low, high = (found[name + part] for part in ("", "_stderr", "_low", "_high"))
+        if scale is not None:  # the error to first order, by a numerical derivative
+            error *= (scale(value + 1e-6) - scale(value - 1e-6)) / 2e-6
+            value, low, high = scale(value), scale(low), scale(high)
+        assert math.isclose(high - value, value - low, rel_tol=1e-9)
+        assert 2.2 * error < high - value < 2.6 * error  # with 1.96 the bounds would be too narrow
+    assert math.isclose(found["ppl_ratio_low"], math.exp(found["log_ppl_ratio_low"]), rel_tol=1e-12)
 
 
 def _of(array: Floats | None) -> Floats:
@@ -272,18 +287,18 @@ def _of(array: Floats | None) -> Floats:
 
 # ── odd shapes ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_one_target() -> None:
-    found = Comparison.statistics(compared([-1.0], [-1.5], kl=[0.2]))
+    found = comparison_statistics(compared([-1.0], [-1.5], kl=[0.2]))
     assert found["kl_mean"] == found["kl_max"] == found["kl_p99"] == 0.2
     assert math.isclose(found["ppl_ratio"], math.exp(0.5))
     assert [found[f"{name}_stderr"] for name in ("kl_mean", "ppl_ratio", "same_top", "delta_p_rms")] == [None] * 4
-    unmeasured = Comparison.statistics(compared([-1.0, -2.0], [-1.5, -2.0]))
+    unmeasured = comparison_statistics(compared([-1.0, -2.0], [-1.5, -2.0]))
     assert {value for name, value in unmeasured.items() if name.startswith("kl_")} == {None}
     assert math.isclose(unmeasured["log_ppl_ratio"], 0.25)
 
 
 @pytest.mark.parametrize("groups", [[0, 0, 0, 0], [0, 1, 1, 1], [0, 1, 2, 3]])
 def test_too_few_groups_have_no_errors_and_no_bounds(groups: list[int]) -> None:
-    found = Comparison.statistics(compared([-1.0, -2.0] * 2, [-1.5, -2.0] * 2, kl=[0.2, 0.4] * 2, groups=groups))
+    found = comparison_statistics(compared([-1.0, -2.0] * 2, [-1.5, -2.0] * 2, kl=[0.2, 0.4] * 2, groups=groups))
     nothing = {name for name, value in found.items() if value is None}
     errors = {n for n in FIELDS if n.endswith(("_stderr", "_low", "_high")) and "_baseline" not in n}
     errors -= {n for n in FIELDS if n.startswith("ppl_candidate")}  # each run's own, made by make_run
@@ -291,22 +306,29 @@ def test_too_few_groups_have_no_errors_and_no_bounds(groups: list[int]) -> None:
     assert math.isclose(found["kl_mean"], 0.3)
 
 
+def test_groups_of_one_are_independent_targets_and_their_numbers_may_have_holes() -> None:
+    kl = np.array([0.1, 0.5, 0.2, 0.7, 0.3])
+    for groups in (None, [0, 5, 9, 11, 12]):
+        found = comparison_statistics(compared([-1.0] * 5, [-1.0] * 5, kl=kl, groups=groups))
+        assert (found["groups"], found["kl_mean_stderr"]) == (5, pytest.approx(kl.std(ddof=1) / math.sqrt(5)))
+
+
 def test_equal_runs_have_no_difference_and_no_error_and_no_targets_no_numbers() -> None:
     c = random_comparison(20)
     same = compared(c.baseline.scores.logprob, c.baseline.scores.logprob, kl=np.zeros(len(c.groups)), groups=c.groups)
-    found = Comparison.statistics(same)
+    found = comparison_statistics(same)
     ones = ("ppl_ratio", "ppl_ratio_low", "ppl_ratio_high", "same_top")
     zeros = ("log_ppl_ratio", "ppl_difference", "kl_mean", "kl_max", "delta_p_rms", "worse", "delta_p_mean")
     errors = ("ppl_ratio_stderr", "ppl_difference_stderr", "kl_mean_stderr", "delta_p_rms_stderr", "same_top_stderr")
     assert [found[name] for name in ones] == [1.0] * 4
     assert [found[name] for name in (*zeros, *errors)] == [0.0] * 12
-    found = Comparison.statistics(compared([], [], kl=[], noise_kl=[]))
+    found = comparison_statistics(compared([], [], kl=[], noise_kl=[]))
     counted = {"name", "targets", "groups", "zero_probability_baseline", "zero_probability_candidate", "kl_infinite"}
     assert {name for name, value in found.items() if value is not None} == counted
 
 
 def test_infinite_kl_is_counted_and_leaves_the_quantiles_below_it() -> None:
-    found = Comparison.statistics(compared([-1.0] * 5, [-1.0] * 5, kl=[0.1, 0.2, math.inf, 0.3, 0.4]))
+    found = comparison_statistics(compared([-1.0] * 5, [-1.0] * 5, kl=[0.1, 0.2, math.inf, 0.3, 0.4]))
     assert found["kl_infinite"] == 1
     assert [found[f"kl_{name}"] for name in ("mean", "mean_stderr", "mean_low", "mean_high", "max", "p90")] == [
         None
@@ -317,7 +339,7 @@ def test_infinite_kl_is_counted_and_leaves_the_quantiles_below_it() -> None:
 @pytest.mark.parametrize(("base", "cand"), [(-1.0, -math.inf), (-math.inf, -1.0), (-math.inf, -math.inf)])
 def test_probability_zero_makes_ratios_unknown_and_is_counted(base: float, cand: float) -> None:
     comparison = compared([-1.0, base, -1.0], [-1.0, cand, -2.0])
-    found = Comparison.statistics(comparison)
+    found = comparison_statistics(comparison)
     assert comparison.ppl_ratio.value == math.inf or math.isnan(comparison.ppl_ratio.value), "a ratio is never negative"
     names = ("ppl_ratio", "log_ppl_ratio", "ppl_difference", "delta_logprob_mean", "ppl_ratio_low", "ppl_ratio_stderr")
     assert [found[name] for name in names] == [None] * 6
@@ -423,8 +445,8 @@ def test_llamacpp_ignores_groups_and_weights_and_therefore_is_too_sure() -> None
     independent = compared(c.baseline.scores.logprob, c.candidate.scores.logprob, kl=c.kl)
     error = llamacpp_statistics(c)["kld_mean_error"]
     assert error is not None
-    assert math.isclose(error, Comparison.statistics(independent)["kl_mean_stderr"], rel_tol=1e-9)
-    assert error < 0.8 * Comparison.statistics(c)["kl_mean_stderr"]
+    assert math.isclose(error, comparison_statistics(independent)["kl_mean_stderr"], rel_tol=1e-9)
+    assert error < 0.8 * comparison_statistics(c)["kl_mean_stderr"]
 
 
 # ── attributes ───────────────────────────────────────────────────────────────────────────────────────────────────────

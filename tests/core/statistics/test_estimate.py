@@ -59,6 +59,14 @@ def test_one_large_group_among_small_ones_leaves_few_degrees_of_freedom() -> Non
     assert uneven.freedom < 1.1
 
 
+def test_tokens_that_move_together_are_not_counted_as_independent() -> None:
+    """100 documents of 50 equal tokens: the error must be that of 100 draws, not of 5,000."""
+    levels, groups = np.random.default_rng(0).normal(size=100), np.repeat(np.arange(100), 50)
+    grouped, alone = (ratio(levels[groups], np.ones(5000), of).stderr for of in (groups, np.arange(5000)))
+    assert grouped == pytest.approx(levels.std(ddof=1) / 10, rel=1e-9)
+    assert (grouped or 0) > 6 * (alone or 1)
+
+
 def test_hf_stride_weights_window_means() -> None:
     tokens = tokens_of(7)
     plan = make_plan(find_method("hf-stride"), tokens, context_length=4, stride=2)

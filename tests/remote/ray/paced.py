@@ -41,7 +41,7 @@ def install(folder: Path) -> Path:
 
 
 class PacedEngine(TableEngine):
-    """``wait`` seconds for each window; ``die``, ``fail``: first ids of windows that this happens at."""
+    """``wait`` seconds for each window; ``die``, ``fail``, ``once``: first ids of windows that this happens at."""
 
     def __init__(self, told: dict[str, float]) -> None:
         super().__init__(np.random.default_rng(5).normal(size=(256, 256)))
@@ -67,6 +67,9 @@ class PacedEngine(TableEngine):
                 os.kill(os.getpid(), signal.SIGKILL)
             if first == self.told.get("fail"):
                 raise EngineError("the table is on fire", fix="call somebody")
+            if first == self.told.get("once") and not (burnt := Path("burnt")).exists():
+                burnt.touch()
+                raise EngineError("the table is out of memory", fix="call somebody")
             yield index, replace(answers, logprob=answers.logprob - self.offset)
 
 

@@ -95,6 +95,16 @@ def test_a_window_that_kills_three_replicas_is_named(nodes: Nodes, text: Path, c
     assert "run the same command again to resume" in str(caught.value)
 
 
+def test_an_engine_that_fails_once_gives_its_windows_to_others(
+    nodes: Nodes, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where replicas work, too
+    run = sm.ppl("paced:once=60,wait=0.001", corpus=str(text), **SIZES, replicas=2, ray="auto")
+    same(run, text)
+    assert (tmp_path / "burnt").exists()
+    assert run.manifest["replicas"]["deaths"] == 1
+
+
 def test_an_error_of_the_engine_is_said_once_in_its_own_words(nodes: Nodes, text: Path) -> None:
     with pytest.raises(sm.ScoremodeError, match=r"^the table is on fire; call somebody$"):
         sm.ppl("paced:fail=60", corpus=str(text), **SIZES, replicas=2, ray="auto")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from scoremode.core.scores.answers import measured
-from scoremode.errors import EngineError, InputError
+from scoremode.errors import EngineError, InputError, RunError
 from scoremode.studies.kld.file import (
     HEADER,
     Coarseness,
@@ -150,6 +150,14 @@ def test_ten_gigabytes_are_not_read(tmp_path: Path) -> None:
     assert int(found.records(100)[7, 1000]) == 0
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 100 << 10, f"{grown} KiB more"
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(good: Path) -> None:
+    file = KldFile(good)
+    with good.open("r+b") as changed:
+        changed.truncate(30)
+    with pytest.raises(RunError, match="changed"):
+        file.records(0)
 
 
 # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────────

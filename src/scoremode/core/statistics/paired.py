@@ -40,6 +40,12 @@ class PairedRuns:
         return self.divergences.kl
 
     @property
+    def averages_documents(self) -> bool:
+        """Is the method's perplexity the arithmetic mean of the documents' perplexities?"""
+        method = methods().found.get(self.baseline.manifest["method"])
+        return method is not None and method.average == "document"
+
+    @property
     def base(self) -> Floats:
         """The log-probabilities of the targets under the baseline, (n,)."""
         return self.baseline.scores.logprob
@@ -64,6 +70,20 @@ class PairedRuns:
     def moved(self) -> Floats:
         """The differences ln q - ln p. A target of probability zero under both models has not moved."""
         return change(self.cand, self.base)
+
+    def document_sums(self) -> GroupSums:
+        """Returns each document's perplexity under the candidate (numerator) and under the baseline (denominator)."""
+        documents, index = np.unique(self.baseline.facts.document, return_inverse=True)
+        perplexities = []
+        for logprob in (self.cand, self.base):
+            sums = GroupSums(len(documents))
+            sums.add(index, -logprob, np.ones(len(index)))
+            with np.errstate(over="ignore", invalid="ignore"):
+                perplexities.append(np.exp(sums.numerator / sums.denominator))
+        found = GroupSums(len(documents))
+        with np.errstate(over="ignore", invalid="ignore"):
+            found.add(found.indices, *perplexities)
+        return found
 
 
 Values = Callable[[PairedRuns], Floats | Bools]
@@ -106,22 +126,8 @@ class PairedMeans:
 
     @cached_property
     def documents(self) -> GroupSums | None:
-        """Each document's perplexity under the candidate (numerator) and under the baseline (denominator).
-
-        None if the method's perplexity is not the arithmetic mean of those of the documents.
-        """
-        method = methods().found.get(self.runs.baseline.manifest["method"])
-        if method is None or method.average != "document":
-            return None
-        documents, index = np.unique(self.runs.baseline.facts.document, return_inverse=True)
-        perplexities, found = [], GroupSums(len(documents))
-        with np.errstate(over="ignore", invalid="ignore"):
-            for logprob in (self.runs.cand, self.runs.base):
-                sums = GroupSums(len(documents))
-                sums.add(index, -logprob, np.ones(len(index)))
-                perplexities.append(np.exp(sums.numerator / sums.denominator))
-            found.add(found.indices, *perplexities)
-        return found
+        """The perplexities of all documents if the method averages them, else None."""
+        return self.runs.document_sums() if self.runs.averages_documents else None
 
 
 def mean_differences(runs: Sequence[PairedRuns], pairs: Sequence[tuple[int, int]], values: Values) -> list[Estimate]:

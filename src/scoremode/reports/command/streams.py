@@ -49,7 +49,8 @@ class Results(io.TextIOWrapper):
             discard(1)
             if isinstance(error, BrokenPipeError):  # as in ``| head -1``: nothing more to say to it
                 raise SystemExit(0) from None
-            why = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
+            reasons = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk is full", errno.EBADF: "it is closed"}
+            why = reasons.get(error.errno or 0, error.strerror)
             fix = "send it to a file or a terminal that takes it"
             raise InputError(f"standard output could not be written: {why}", fix=fix) from None
 
@@ -58,10 +59,14 @@ def prepare() -> None:
     """Makes standard output ours, and replaces streams that this process was started without by /dev/null.
 
     Otherwise the next opened file would get one of their numbers, and what a library prints would be written into it.
+    A standard output that is closed cannot be written to: results that nobody gets are an error.
     """
-    while (opened := os.open(os.devnull, os.O_RDWR)) < 3:  # has the lowest number that is free
-        os.set_inheritable(opened, True)
-    os.close(opened)
+    for descriptor, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
+        opened = os.open(os.devnull, mode)  # has the lowest number that is free
+        if opened == descriptor:
+            os.set_inheritable(opened, True)
+        else:
+            os.close(opened)
     if sys.stderr is None:
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     codecs.register_error(ESCAPE, _escape)

@@ -129,7 +129,11 @@ class KldFile:
 
     def records(self, chunk: int) -> Raw:
         """Returns the records of a chunk (rows, words), mapped. Raises RunError if the file changed after opening."""
-        if _stamp(self.path.stat()) != self._stamp:
+        try:
+            unchanged = _stamp(self.path.stat()) == self._stamp
+        except OSError:
+            unchanged = False
+        if not unchanged:
             raise RunError(f"{self.path} was changed while it was in use", fix="run the same command again")
         found: Raw = self._mapped[chunk]
         return found

@@ -4,7 +4,7 @@ DIR/partial.rollouts   while texts are written: each finished text (core/disk/re
 DIR/texts.parquet      a row for each text, sorted by prompt and sample
 DIR/rollouts.json      who wrote them and how, the sha256 of texts.parquet, and a seal; written last
 
-The seal and the hash are checked when a folder is opened, and that ids and log-probabilities are possible ones.
+Nothing in a folder is trusted: seal, hash, types, lengths and numbers are checked when it is opened.
 """
 
 from __future__ import annotations
@@ -78,13 +78,27 @@ class Rollouts:
         manifest = read_sealed(path / ROLLOUTS, ManifestForm, format=FORMAT, fix=AGAIN)
         if file_sha256(path / TEXTS) != manifest["texts_sha256"]:
             raise RunError(f"{path / TEXTS} was changed after it was written", fix=AGAIN)
-        found = _read_texts(path, manifest)
-        numbers = [] if "logprob" in manifest.get("missing", ()) else found.logprob
-        ids = np.concatenate([np.zeros(0, np.int32), *found.prompt_ids, *found.written])
-        known = np.concatenate([np.zeros(0), *found.raw_logprob, *numbers])
-        if not (((ids >= 0) & (ids < MOST_IDS)).all() and (np.isfinite(known) & (known <= ROUNDING)).all()):
-            raise RunError(f"{path / TEXTS} has an id or a log-probability that cannot be", fix=AGAIN)
+        try:
+            found = _read_texts(path, manifest)
+            found._check()
+        except (ValueError, OSError) as error:  # Arrow's errors are of both kinds
+            raise RunError(f"{path / TEXTS} cannot be used: {str(error).splitlines()[0][:120]}", fix=AGAIN) from None
         return found
+
+    def _check(self) -> None:
+        """Raises ValueError if the columns contradict each other, or have a value that cannot be."""
+        places = list(zip(self.prompt.tolist(), self.sample.tolist(), strict=True))
+        if places != sorted(set(places)) or (places and min(map(min, places)) < 0):
+            raise ValueError("its rows are not sorted by prompt and sample")
+        for row, finish in enumerate(self.finish):
+            ids, numbers = self.written[row], [self.logprob[row], self.raw_logprob[row]]
+            if finish not in FINISHES or not len(self.prompt_ids[row]) or {*map(len, numbers)} != {len(ids)}:
+                raise ValueError(f"row {row} has another finish or other lengths than a text can have")
+            if any(((own < 0) | (own >= MOST_IDS)).any() for own in (ids, self.prompt_ids[row])):
+                raise ValueError(f"row {row} has an id that no model has")
+            known = numbers[1:] if "logprob" in self.manifest.get("missing", ()) else numbers
+            if not all((np.isfinite(own) & (own <= ROUNDING)).all() for own in known):
+                raise ValueError(f"row {row} has a log-probability that cannot be")
 
     def __len__(self) -> int:
         return len(self.prompt)
@@ -206,6 +220,11 @@ def _read_texts(folder: Path, manifest: dict[str, Any]) -> Rollouts:
     import pyarrow.parquet as pq
 
     table = pq.read_table(pa.OSFile(os.fsencode(folder / TEXTS))).rename_columns({"ids": "written"})
+    form = schema()
+    if table.schema.types != form.types or table.schema.names != ["written" if n == "ids" else n for n in form.names]:
+        raise ValueError("its columns are not those of rollouts")
+    if any(table[name].null_count for name in table.schema.names if name != "answer"):
+        raise ValueError("a column has gaps")
     columns = {name: _values(table[name].combine_chunks()) for name in table.schema.names}
     return Rollouts(**columns, manifest=manifest, path=str(folder))
 
