@@ -56,7 +56,9 @@ def test_documents_are_the_sequences_where_there_are_several(tmp_path: Path) -> 
     found = drift(plan, np.ones(plan.targets), np.zeros(plan.targets))
     assert found.sequence_max == np.bincount(plan.target_document).max()
     assert found.sequence_max > plan.target_counts.max()
-    assert sm.noise("table:uniform", **question).sequences == "documents"
+    noise = sm.noise("table:uniform", **question)
+    assert noise.sequences == "documents"
+    assert repr(noise).endswith("passes: 2; largest drift 0 nats")
 
 
 def test_the_same_probability_of_zero_is_no_drift() -> None:

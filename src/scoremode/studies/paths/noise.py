@@ -18,6 +18,7 @@ from scoremode.core import strict_json
 from scoremode.core.engine.base import EngineFacts
 from scoremode.core.engine.registry import all_options, require_path
 from scoremode.core.plan.plan import Plan
+from scoremode.core.scores.frames import few_lines
 from scoremode.core.statistics.estimate import finite_or_none
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.arguments import (
@@ -36,7 +37,7 @@ from scoremode.errors import OptionError, did_you_mean
 from scoremode.reports.table import Block, Cell, Column, Note, Row, Table, words
 from scoremode.reports.text import counted
 from scoremode.studies.paths.variation import Variation, combinations
-from scoremode.values import Floats, change
+from scoremode.values import Floats, change, rounded
 
 QUANTILE = 0.999
 SAME_BITS = {"max_num_batched_tokens"}  # settings that move no score of an engine that promises equal bits
@@ -86,6 +87,13 @@ class Noise:
     repeat: int
     sequences: str  # what counts as a whole sequence: "documents" or "windows"
     settings: tuple[SettingNoise, ...]
+
+    def __repr__(self) -> str:
+        widest = max(s.drift.max for s in self.settings)
+        return few_lines(
+            f"Noise of {self.model} on {self.corpus}, {self.plan.targets:,} targets by {self.plan.method}",
+            f"settings: {len(self.settings)}, passes: {self.repeat}; largest drift {rounded(widest)[0]} nats",
+        )
 
     def as_json(self) -> list[dict[str, Any]]:
         """One object per setting, in nats per target (per sequence if the name says so); what is not finite is None."""
