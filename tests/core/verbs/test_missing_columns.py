@@ -184,6 +184,26 @@ def test_a_column_that_is_null_in_some_rows_is_refused(full: sm.Run, tmp_path: P
         ColumnFile(tmp_path / "torn.parquet").read(name)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("logprob", 0.5, "logprob is 0.5"),
+        ("logprob", float("nan"), "logprob is nan"),
+        ("rank", 0, "rank is 0"),
+        ("weight", "x", "its column weight is string"),
+    ],
+)
+def test_a_value_that_no_model_can_give_is_refused(
+    full: sm.Run, tmp_path: Path, name: str, value: float | str, words: str
+) -> None:
+    """Whoever wrote it can write a hash and a seal, too."""
+    table = full.to_arrow()
+    column = pa.array([value] * table.num_rows)
+    pq.write_table(table.set_column(table.column_names.index(name), name, column), tmp_path / "odd.parquet")
+    with pytest.raises(RunError, match=words):
+        ColumnFile(tmp_path / "odd.parquet").require_possible()
+
+
 # ── for people ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_the_table_and_a_notebook_say_not_measured(given: Given) -> None:
     columns, run = given

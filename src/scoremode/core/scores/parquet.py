@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from scoremode.core.scores.columns import CodedTexts, Divergences, Scores, TargetFacts
-from scoremode.core.scores.schema import BUILT_IN, DIVERGENCE, FACTS, Column
+from scoremode.core.scores.schema import BUILT_IN, DIVERGENCE, FACTS, KL, MOST_IDS, Column
 from scoremode.errors import RunError
 
+LEAST_KL = -1.0  # the KL from a baseline in 16 bits may be a little below 0
 TEXTS = frozenset(column.name for column in FACTS if column.dtype == "text")
 
 
@@ -156,6 +157,21 @@ class ColumnFile:
         return self.rows > 0 and all(
             (said := own.statistics) is not None and said.null_count == own.num_values for own in groups
         )
+
+    def require_possible(self) -> None:
+        """Raise RunError for a column of another type, or with a value that no model can give; reads one at a time."""
+        import pyarrow as pa
+
+        for column in (*FACTS, *BUILT_IN.scores, *DIVERGENCE):
+            if column.name in self.not_measured or column.name in TEXTS:
+                continue
+            kind = self._file.schema_arrow.field(column.name).type
+            if kind != pa.from_numpy_dtype(column.numpy_type):
+                raise self._unreadable(f"its column {column.name} is {kind}")
+            values = self.read(column.name)
+            wrong = values is not None and column.impossible_value(values, MOST_IDS, LEAST_KL if column is KL else None)
+            if wrong:
+                raise self._unreadable(wrong)
 
     def read(self, name: str) -> npt.NDArray[Any] | None:
         """A whole column; None: it was not measured."""

@@ -15,7 +15,7 @@ from scoremode.core.disk.folders import JOURNAL, MANIFEST
 from scoremode.core.disk.manifests import Count, NotNegative, Positive, Sha256, Text, Whole, read_sealed
 from scoremode.core.scores.columns import Divergences, Scores, TargetFacts
 from scoremode.core.scores.frames import ArrowTable, few_lines
-from scoremode.core.scores.parquet import to_arrow
+from scoremode.core.scores.parquet import ColumnFile, to_arrow
 from scoremode.core.scores.schema import BUILT_IN
 from scoremode.errors import RunError
 from scoremode.values import Estimate, Floats
@@ -272,6 +272,7 @@ def read_run_manifest(folder: Path) -> Mapping[str, Any]:
 
 
 def require_columns(path: Path, manifest: Mapping[str, Any]) -> None:
-    """Raise RunError if the file's hash is not the one in the manifest."""
+    """Raise RunError if the file's hash is not the one in the manifest, or if it has what no model can give."""
     if not path.is_file() or file_sha256(path) != manifest["scores_sha256"]:
         raise RunError(f"{path} is missing or was changed after the run", fix=AGAIN)
+    ColumnFile(path).require_possible()

@@ -11,7 +11,6 @@ StoredRun         a reference (hidden states and a head), or scores alone, for c
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -21,15 +20,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from scoremode.core import extensions
-from scoremode.core.cache.units import size_words
 from scoremode.core.disk.folders import REFERENCE
 from scoremode.core.disk.manifests import differing_fields
 from scoremode.core.disk.stores import is_there
 from scoremode.core.engine.base import Baseline, Engine, Wanted, WholeDistributions, only_one_way
 from scoremode.core.engine.baseline import LiveBaseline, StoredBaseline, live_baseline, noise_facts, noise_floor
-from scoremode.core.engine.plugin import EnginePlugin, Work
+from scoremode.core.engine.plugin import EnginePlugin
 from scoremode.core.engine.registry import require
-from scoremode.core.free_memory import available
 from scoremode.core.plan.comparable import ComparableFacts, first_difference, require_comparable
 from scoremode.core.references.reader import Reference, open_reference
 from scoremode.core.scores.answers import check_answers
@@ -45,13 +42,14 @@ from scoremode.core.verbs.compared_models import (
     as_comparison,
     compared_with,
     name_of,
+    require_both_fit,
     short,
 )
 from scoremode.core.verbs.model import LazyModel, outliving
 from scoremode.core.verbs.ppl import ppl_of
 from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.scoring import UnfinishedRun, check_fits, score_run
-from scoremode.errors import EngineError, InputError, OptionError, RunError, print_line
+from scoremode.errors import EngineError, InputError, OptionError, RunError
 from scoremode.values import Ids
 
 if TYPE_CHECKING:
@@ -469,35 +467,6 @@ def require_by_logits(baseline: LazyModel, candidate: LazyModel, question: Mappi
             "replicas",
             fix="leave --replicas out",
         )
-
-
-def require_both_fit(baseline: LazyModel, candidate: LazyModel, longest: int) -> None:
-    """Prints about how much memory both models need, and refuses if it does not fit; loads neither.
-
-    A model that is open already has its memory, and is not counted again.
-    """
-    models = {
-        its: its.plugin.memory_need(its.subject, its.chosen.options, Work(longest)) for its in (baseline, candidate)
-    }
-    closed = {its: need for its, need in models.items() if not its.is_open}
-    if not closed:
-        return
-    each = ", ".join(f"{size_words(need.size)} for {name_of(its)}{need.where}" for its, need in models.items())
-    both = size_words(sum(need.size for need in models.values()))
-    print_line(f"scoremode: both models run at the same time and need about {both} of memory ({each})")
-    torch = sys.modules.get("torch")
-    on_gpus = range(torch.cuda.device_count()) if torch is not None and torch.cuda.is_available() else ()
-    free_on_gpus = sum(int(torch.cuda.mem_get_info(index)[0]) for index in on_gpus) if torch and on_gpus else None
-    for on_gpu, left, device in ((False, available(), "this machine"), (True, free_on_gpus, "the GPU")):
-        needed = sum(need.size for need in closed.values() if need.on_gpu is on_gpu)
-        if left is not None and needed > left:
-            what = f"about {size_words(needed)} of memory must be free for both models at once"
-            raise EngineError(f"{what}, and {device} has {size_words(left)} left", fix=_other_way())
-
-
-def _other_way() -> str:
-    files = extensions.offered("reference-output")
-    return str(files[0].instead_of_states) if files else "use an unquantized checkpoint as the baseline"
 
 
 def comparable_facts(asked: Question) -> ComparableFacts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import logging
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,11 +16,13 @@ import numpy as np
 
 from scoremode.core import extensions
 from scoremode.core.arguments import path_text
+from scoremode.core.cache.units import size_words
 from scoremode.core.disk.folders import MANIFEST, REFERENCE
 from scoremode.core.disk.stores import is_there
 from scoremode.core.disk.uri import RemotePath, is_uri, may_be_stored, name_in
-from scoremode.core.engine.plugin import EnginePlugin
+from scoremode.core.engine.plugin import EnginePlugin, Work
 from scoremode.core.engine.registry import can, engine_for, require, share_options
+from scoremode.core.free_memory import available
 from scoremode.core.models.gguf import SPLIT, SUFFIX, gguf_models
 from scoremode.core.models.names import reader_of
 from scoremode.core.scores.columns import Divergences
@@ -30,7 +33,7 @@ from scoremode.core.store.run import Run
 from scoremode.core.verbs.model import LazyModel
 from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.replicas import Spread, read_spread
-from scoremode.errors import InputError
+from scoremode.errors import EngineError, InputError, print_line
 
 logger = logging.getLogger(__name__)
 
@@ -227,6 +230,35 @@ class Folders:
 def name_of(candidate: LazyModel) -> str:
     """The name of a candidate in tables."""
     return candidate.variant or short(candidate.subject.name)
+
+
+def require_both_fit(baseline: LazyModel, candidate: LazyModel, longest: int) -> None:
+    """Prints about how much memory both models need, and refuses if it does not fit; loads neither.
+
+    A model that is open already has its memory, and is not counted again.
+    """
+    models = {
+        its: its.plugin.memory_need(its.subject, its.chosen.options, Work(longest)) for its in (baseline, candidate)
+    }
+    closed = {its: need for its, need in models.items() if not its.is_open}
+    if not closed:
+        return
+    each = ", ".join(f"{size_words(need.size)} for {name_of(its)}{need.where}" for its, need in models.items())
+    both = size_words(sum(need.size for need in models.values()))
+    print_line(f"scoremode: both models run at the same time and need about {both} of memory ({each})")
+    torch = sys.modules.get("torch")
+    on_gpus = range(torch.cuda.device_count()) if torch is not None and torch.cuda.is_available() else ()
+    free_on_gpus = sum(int(torch.cuda.mem_get_info(index)[0]) for index in on_gpus) if torch and on_gpus else None
+    for on_gpu, left, device in ((False, available(), "this machine"), (True, free_on_gpus, "the GPU")):
+        needed = sum(need.size for need in closed.values() if need.on_gpu is on_gpu)
+        if left is not None and needed > left:
+            what = f"about {size_words(needed)} of memory must be free for both models at once"
+            raise EngineError(f"{what}, and {device} has {size_words(left)} left", fix=_other_way())
+
+
+def _other_way() -> str:
+    files = extensions.offered("reference-output")
+    return str(files[0].instead_of_states) if files else "use an unquantized checkpoint as the baseline"
 
 
 def compared_with(run_p: Run, noise: Mapping[str, Any], candidate: LazyModel) -> dict[str, object]:

@@ -40,8 +40,16 @@ from scoremode.core.references.reader import open_reference
 from scoremode.core.scores.answers import WindowList
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.store.run import Run
-from scoremode.core.verbs.baselines import OpenBaseline, compare_with, require_both_fit
-from scoremode.core.verbs.compared_models import NOISE, CompareRequest, Folders, ModelSettings, compared_with, short
+from scoremode.core.verbs.baselines import OpenBaseline, compare_with
+from scoremode.core.verbs.compared_models import (
+    NOISE,
+    CompareRequest,
+    Folders,
+    ModelSettings,
+    compared_with,
+    require_both_fit,
+    short,
+)
 from scoremode.core.verbs.model import LazyModel, in_memory
 from scoremode.core.verbs.progress import Progress, announce
 from scoremode.core.verbs.question import Question

@@ -106,6 +106,9 @@ class GgufTensors(TensorReader):
         """The rows of each head in Transformers' order: the first of all rotated pairs, then the second of all."""
         known, prefix = self._facts.values, f"{self._architecture}.attention"
         heads = known.get(f"{prefix}.{key}", known.get(f"{prefix}.head_count"))
+        if isinstance(heads, list):
+            what = f"{self._label} has one number of heads for each layer, which scoremode does not read"
+            raise ModelError(what, fix="give a checkpoint in safetensors")
         if not isinstance(heads, int) or heads < 1 or len(values) % (2 * heads):
             raise ModelError(f"{self._label} does not say how many heads {name} has", fix="download it again")
         return values.reshape(heads, -1, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
