@@ -164,7 +164,7 @@ def test_every_verb_wraps_a_loaded_model(loaded: tuple[Any, Any], tiny: Path, tm
     for baseline in (tmp_path / "ref", sm.open(str(tiny), dtype="float32")):
         question = {} if isinstance(baseline, Path) else asked
         assert wrapped.compare(baseline, **question).statistics()["kl_mean"] == pytest.approx(0, abs=1e-9)
-    with pytest.raises(InputError, match=r"is loaded already; compare it by its own method, as in scoremode\.wrap"):
+    with pytest.raises(InputError, match=r"compare the candidate by its own method: scoremode\.wrap"):
         sm.compare(tmp_path / "ref", model)
 
 

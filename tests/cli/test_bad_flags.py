@@ -59,8 +59,8 @@ MISTAKES: list[tuple[list[str], str]] = [
         ([*PPL, "--stride", n], f"'{n}' is not a whole number")
         for n in ("1e3", " 5", "5 ", "1_000", "٥", "0x10", "2.0")
     ],
-    ([*PPL, "--worst", "3"], "--worst is no flag of scoremode ppl; the worst-predicted tokens are on the page"),
-    (["report", "run", "--worst", "3"], "the worst-predicted tokens are on the page"),
+    ([*PPL, "--worst", "-1"], "-1 is negative"),
+    (["report", "run", "other", "--worst", "3"], "--worst is about one run"),
     *[
         ([*PPL, "--gpu-memory-utilization", n], f"'{n}' is not a number above 0 and up to 1")
         for n in ("nan", "inf", "0", "2", "90%")

@@ -13,7 +13,7 @@ from rich.console import Console
 import scoremode as sm
 from scoremode.core.verbs.prob.sequence import SequenceScore, TokenScore
 from scoremode.reports.numbers import with_error
-from scoremode.reports.runs import plan_blocks, sequence_blocks
+from scoremode.reports.runs import plan_blocks, run_blocks, sequence_blocks
 from scoremode.reports.terminal import console, renderable
 from scoremode.values import Estimate
 
@@ -24,6 +24,30 @@ def drawn(parts: Sequence[Any], width: int = 200) -> str:
     for part in parts:
         screen.print(renderable(part))
     return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("abcxyz", ["bc«x»"]),
+        ("".join(map(chr, range(50, 90))) + "!", ["".join(map(chr, range(63, 90))) + "«!»"]),
+        ("a[/b]", ["«[»", "[«/»", "[/«b»", "[/b«]»"]),
+        ("a\x1b\x07", []),
+    ],
+)
+def test_the_worst_tokens_stand_in_their_context(text: str, lines: Sequence[str]) -> None:
+    """Worst first; nothing of a text is a command to the terminal."""
+    run = sm.ppl("table:successor", text=text)
+    out = drawn(run_blocks(run, 99))
+    shown = out.partition("worst-predicted tokens")[2].splitlines()[2:]
+    assert [line.partition("» ")[0] + "»" for line in shown][: len(lines)] == lines
+    assert "worst-predicted" not in drawn(run_blocks(run))
+    assert not {"\x1b", "\x07"} & set(out)
+
+
+def test_a_token_that_was_scored_twice_is_listed_once() -> None:
+    run = sm.ppl("table:uniform", text="abcdefghij", method="exl3-2025", context_length=4, stride=1)
+    assert drawn(run_blocks(run, 99)).count("«") == len(set(run.facts.token.tolist())) < len(run.scores)
 
 
 def score(target: str = " Paris", **changes: Any) -> SequenceScore:

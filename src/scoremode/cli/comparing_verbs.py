@@ -202,6 +202,7 @@ class ReportVerb(Verb):
         if flags.HAS_PAGES:
             page = "write the HTML page there, as in page.html (default: show the numbers here)"
             parser.add_argument("-o", "--output", metavar="FILE", help=page)
+        flags.add(parser, flags.WORST, type=flags.count, default=0)
         flags.add(parser, {**flags.COLUMNS, **flags.JSON})
 
     def run(self, parsed: argparse.Namespace) -> None:
@@ -218,6 +219,8 @@ class ReportVerb(Verb):
         page: Any = getattr(parsed, "output", None)
         more, output = read_columns(parsed.columns), check_report(page) if page else None  # before columns are read
         first, *others = run_folders(parsed.run_folders)
+        if parsed.worst and (others or page):
+            raise OptionError("--worst is about one run in the terminal", fix="leave --worst out")
         if more and not others:
             raise OptionError("--columns is about comparisons", fix="name several runs, or leave --columns out")
         found = of_runs(first, others)
@@ -234,10 +237,7 @@ class ReportVerb(Verb):
             _show_table(parsed, found, {}, parts)
         else:
             run = load(first)
-            show(parsed, run.summary, lambda: run_blocks(run))
-
-    def instead(self, flag: str) -> str | None:
-        return flags.WORST_TOKENS if flag == "--worst" else None
+            show(parsed, run.summary, lambda: run_blocks(run, parsed.worst))
 
 
 class CardVerb(Verb):

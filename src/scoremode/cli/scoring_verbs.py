@@ -37,6 +37,7 @@ class PplVerb(Verb):
         several = "(of several questions, each has a folder in DIR)"
         flags.add(keep, {"--out DIR": f"keep the run there; an interrupted one resumes {several}"})
         flags.add(keep, {"--fresh": "score again even if a run is there, and replace it"})
+        flags.add(keep, flags.WORST, type=flags.count, default=0)
         flags.add(parser, flags.JSON)
 
     def run(self, parsed: argparse.Namespace) -> None:
@@ -60,10 +61,7 @@ class PplVerb(Verb):
             show(parsed, lambda: [run.summary() for run in found], lambda: questions_blocks(found))
             return
         again = ["", f"read from {first.path}, where it was scored before; --fresh scores it again"]
-        show(parsed, first.summary, lambda: run_blocks(first) + (again if first.cached else []))
-
-    def instead(self, flag: str) -> str | None:
-        return flags.WORST_TOKENS if flag == "--worst" else None
+        show(parsed, first.summary, lambda: run_blocks(first, parsed.worst) + (again if first.cached else []))
 
 
 class PlanVerb(Verb):

@@ -7,22 +7,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from scoremode.core.store.run import NEEDS, Run
+from scoremode.core.text.token_text import joined
 from scoremode.reports.gate import too_few
 from scoremode.reports.numbers import METRICS, RUN_MEASURES, RunMeasure, basis, with_error
 from scoremode.reports.table import NOTHING, Block, Cell, Column, Facts, Note, Row, Table, count, estimate, words
-from scoremode.reports.text import NOT_MEASURED, counted, method_words, shown
+from scoremode.reports.text import NOT_MEASURED, counted, method_words, middle_cut, shown
 from scoremode.values import Estimate
 
 if TYPE_CHECKING:
     from scoremode.core.verbs.prob.sequence import SequenceScore, TokenScore
 
+SHOWN = 28  # characters of a target with the text before it, and of a first choice
 CACHE_TYPES = ("kv_cache_dtype", "cache_type_k", "cache_type_v", "cache_bits_k", "cache_bits_v")  # engines' settings
 USUAL_CACHES: tuple[list[str], ...] = ([], ["auto"], ["f16"], ["16"])  # the types that engines choose themselves
 
 
-def run_blocks(run: Run) -> list[Block]:
+def run_blocks(run: Run, worst: int = 0) -> list[Block]:
     """What ``scoremode ppl`` and ``scoremode report`` print."""
-    return [run_facts(run), *run_slices(run)]
+    found: list[Block] = [run_facts(run), *run_slices(run)]
+    return [*found, "", worst_table(run, worst)] if worst else found
 
 
 def run_facts(run: Run) -> Facts:
@@ -130,6 +133,44 @@ def questions_blocks(found: Sequence[Run]) -> list[Block]:
 
 
 # ── targets ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def worst_table(run: Run, most: int) -> Table:
+    """The targets with the lowest probability, each token of the text once, after the text before them."""
+    facts, scores = run.facts, run.scores
+    found: dict[int, int] = {}  # token -> where its probability is lowest
+    for at in scores.logprob.argsort(kind="stable").tolist():
+        found.setdefault(int(facts.token[at]), at)
+        if len(found) == most:
+            break
+    expected = [
+        NOT_MEASURED
+        if facts.top_text is None or scores.top_logprob is None
+        else middle_cut(f"{shown(str(facts.top_text[at]))!r} p={math.exp(scores.top_logprob[at]):.2f}", SHOWN)
+        for at in found.values()
+    ]
+    columns = [
+        Column("logprob", [Cell(f"{scores.logprob[at]:.2f}") for at in found.values()]),
+        Column(
+            "rank",
+            [Cell(NOT_MEASURED) if scores.rank is None else count(int(scores.rank[at])) for at in found.values()],
+        ),
+        words("the model expected", expected),
+    ]
+    return Table([Row(_in_context(run, at)) for at in found.values()], columns, "worst-predicted tokens", "in context")
+
+
+def _in_context(run: Run, at: int) -> str:
+    """A target in quotes, after the scored text before it in the same document."""
+    facts, pieces, before = run.facts, list[str](), at - 1
+    while before >= 0 and sum(map(len, pieces)) < SHOWN and facts.token[before] + 1 == facts.token[before + 1]:
+        if facts.document[before] != facts.document[at]:
+            break
+        pieces.append(str(facts.text[before]))
+        before -= 1
+    token = middle_cut(shown(str(facts.text[at])), SHOWN)
+    context = shown(joined(pieces[::-1]))
+    return f"{context[max(len(context) + len(token) - SHOWN, 0) :]}«{token}»"
+
+
 def sequence_blocks(results: Sequence[SequenceScore]) -> list[Block]:
     """Targets and their probabilities, below their prompt if there are several, and what to know of them."""
     ranked = any(t.rank is not None for r in results for t in r.tokens)

@@ -143,8 +143,9 @@ def compare(
     >>> compare("table:uniform", "table:uniform", text="any text")[0].kl.max()
     np.float64(0.0)
     """
-    if any(map(is_loaded, (baseline, *candidates))):
-        fix = "compare it by its own method, as in scoremode.wrap(model, tokenizer).compare(BASELINE)"
+    if any(is_loaded(one) or hasattr(one, "compare") for one in (baseline, *candidates)):
+        fix = "compare the candidate by its own method: scoremode.wrap(model, tokenizer).compare(BASELINE), or "
+        fix += "scoremode.open(NAME).compare(BASELINE); BASELINE is a reference, or a model that is open or wrapped too"
         raise InputError("compare takes names, and this model is loaded already", fix=fix)
     outputs, rest = split_outputs(arguments)
     question, options = split_arguments(rest)

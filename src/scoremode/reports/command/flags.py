@@ -39,6 +39,14 @@ def integers(text: str) -> int | list[int]:
     return found if len(found) > 1 else found[0]
 
 
+def count(text: str) -> int:
+    """Reads a whole number that is not negative, for argparse."""
+    value = integer(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is negative")
+    return value
+
+
 def _number(text: str) -> float:
     """The number that a text stands for; NaN if it is not a number."""
     try:
@@ -81,7 +89,7 @@ def cache_types(text: str) -> str | list[str]:
     return types if len(types) > 1 else text
 
 
-WORST_TOKENS = "the worst-predicted tokens are on the page: scoremode report RUN -o page.html"
+WORST = {"--worst N": "worst-predicted tokens of a run to show (default: none)"}
 NUMBERS: Mapping[str, Callable[[str], Any]] = {"N": integer, "N,…": integers, "NATS": amount, "RATIO": amount}
 EVERYDAY_TEXT = ("--corpus", "--text", "--num-samples")
 EVERYDAY_METHOD = ("--method", "--context-length", "--stride")

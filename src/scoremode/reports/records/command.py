@@ -90,8 +90,8 @@ class RecordsInput:
         from scoremode.reports.records.reading import blocks, facts, grouped, read
 
         names, page = _files(parsed.run_folders), getattr(parsed, "output", None)
-        if parsed.columns is not None:
-            raise OptionError("--columns is about runs", fix="leave it out: these are records")
+        if parsed.columns is not None or parsed.worst:
+            raise OptionError("--columns and --worst are about runs", fix="leave them out: these are records")
         if page is None:
             found = grouped(read(names))
             show(parsed, lambda: facts(found), lambda: blocks(found))

@@ -279,6 +279,11 @@ def mismatch(
     """
     if isinstance(rollouts, str | Path):
         rollouts = Rollouts.open(rollouts)
+    elif type(rollouts) is not Rollouts:
+        fix = "write them with sm.rollouts, or give the folder"
+        raise InputError(
+            f"mismatch takes texts of sm.rollouts, and this is of the type {type(rollouts).__name__}", fix=fix
+        )
     slices = kl = None
     notes = [] if drawn_from_own(rollouts) else [NOT_OWN]
     if isinstance(trainer, Comparison):
