@@ -174,7 +174,8 @@ def word_starts_in(text: str, ends: Ints) -> Ids:
     counts = np.zeros(len(ends) + 1, np.int64)  # the last: words after the last token
     for begin, space, follows in white_space(text, before=True):
         starts = begin + np.flatnonzero(~space & follows)
-        counts += np.bincount(np.searchsorted(ends, starts, side="right"), minlength=len(counts))
+        if len(tokens := np.searchsorted(ends, starts, side="right")):  # they ascend: all others stay as they are
+            counts[tokens[0] : tokens[-1] + 1] += np.bincount(tokens - tokens[0])
     return counts[:-1].astype(np.int32)
 
 
