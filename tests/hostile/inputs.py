@@ -371,28 +371,31 @@ MODELS: dict[str, Damage] = {
 MANIFEST, SCORES = "manifest.json", "scores.parquet"
 
 
-def _entropy_of_1e300(folder: Path) -> None:
-    """Under a new hash and a new seal."""
-    import pyarrow as pa
+def _resealed(folder: Path, change: Callable[[Any], Any]) -> None:
+    """Other columns, under a new hash and a new seal."""
     import pyarrow.parquet as pq
 
     from scoremode.core.disk.files import file_sha256
     from scoremode.core.disk.manifests import sealed
 
-    table = pq.read_table(folder / SCORES)
-    where = table.schema.get_field_index("entropy")
-    values = [1e300, *table.column("entropy").to_pylist()[1:]]
-    pq.write_table(
-        table.set_column(where, table.schema.field("entropy"), pa.array(values, pa.float64())), folder / SCORES
-    )
+    pq.write_table(change(pq.read_table(folder / SCORES)), folder / SCORES)
     manifest = json.loads((folder / MANIFEST).read_text())
     del manifest["seal"]
     manifest["scores_sha256"] = file_sha256(folder / SCORES)
     (folder / MANIFEST).write_text(json.dumps(sealed(manifest)))
 
 
+def _entropy_of_1e300(table: Any) -> Any:
+    import pyarrow as pa
+
+    values = [1e300, *table.column("entropy").to_pylist()[1:]]
+    where = table.schema.get_field_index("entropy")
+    return table.set_column(where, table.schema.field("entropy"), pa.array(values, pa.float64()))
+
+
 RUNS: dict[str, Damage] = {
-    "scores-impossible": _entropy_of_1e300,
+    "scores-impossible": lambda folder: _resealed(folder, _entropy_of_1e300),
+    "scores-fewer": lambda folder: _resealed(folder, lambda table: table.slice(1)),
     "scores-fifo": file_of(SCORES, a_fifo),
     "manifest-fifo": file_of(MANIFEST, a_fifo),
     "manifest-removed": file_of(MANIFEST, removed),

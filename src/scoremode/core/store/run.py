@@ -275,4 +275,7 @@ def require_columns(path: Path, manifest: Mapping[str, Any]) -> None:
     """Raise RunError if the file's hash is not the one in the manifest, or if it has what no model can give."""
     if not path.is_file() or file_sha256(path) != manifest["scores_sha256"]:
         raise RunError(f"{path} is missing or was changed after the run", fix=AGAIN)
-    ColumnFile(path).require_possible()
+    file = ColumnFile(path)
+    if file.rows != manifest["targets"]:
+        raise RunError(f"{path} has {file.rows} rows instead of {manifest['targets']}", fix=AGAIN)
+    file.require_possible()
