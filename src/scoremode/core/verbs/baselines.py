@@ -246,17 +246,24 @@ class StoredRun:
 
     def _require_comparable(self, asked: Question) -> None:
         candidate, made, facts = comparable_facts(asked), self.run.manifest, self.run.facts
-        if candidate.vocabulary is None:
-            candidate = replace(candidate, vocabulary=self.states.vocabulary)
+        known = ComparableFacts(
+            tokenizer=made["tokenizer"],
+            vocabulary=candidate.vocabulary,
+            plan_digest=self.run.plan_digest,
+            method=made["method"],
+            settings=made["method_settings"],
+            corpus_sha256=made["corpus_sha256"],
+        )
+        asks_same = (known.method, known.settings, known.corpus_sha256) == (
+            candidate.method,
+            candidate.settings,
+            candidate.corpus_sha256,
+        )
+        if asks_same or known.plan_digest == candidate.plan_digest:  # else it is refused, and no states are fetched
+            known = replace(known, vocabulary=self.states.vocabulary)
+            candidate = replace(candidate, vocabulary=candidate.vocabulary or known.vocabulary)
         require_comparable(
-            ComparableFacts(
-                tokenizer=made["tokenizer"],
-                vocabulary=self.states.vocabulary,
-                plan_digest=self.run.plan_digest,
-                method=made["method"],
-                settings=made["method_settings"],
-                corpus_sha256=made["corpus_sha256"],
-            ),
+            known,
             candidate,
             lambda: first_difference(facts.token, facts.id, int(made["tokens"]), asked.tokens, asked.documents),
             own_question=self.name if made.get("question") else None,
