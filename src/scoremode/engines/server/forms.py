@@ -80,10 +80,10 @@ class Form:
         logprob = np.array(numbers, np.float64)
         if (logprob > ROUNDING).any():
             raise not_logprobs(link, self, f"it gives {float(logprob.max()):.3g} as a log-probability")
-        if any(x > ROUNDING for one in likely or () for x in one.values()):
-            raise not_logprobs(link, self, "it gives numbers above 0 as log-probabilities")
         for own, token, listed in zip(logprob.tolist(), ids[1:], likely or [], strict=likely is not None):
-            if own > max(listed.values()) + AGREEMENT or abs(listed.get(str(token), own) - own) > AGREEMENT:
+            if (largest := max(listed.values())) > ROUNDING:
+                raise not_logprobs(link, self, "it gives numbers above 0 as log-probabilities")
+            if own > largest + AGREEMENT or abs(listed.get(str(token), own) - own) > AGREEMENT:
                 raise not_logprobs(link, self, "a token's score is not the one that it has among the likeliest tokens")
         logprob = np.where(logprob <= FLOOR, -np.inf, np.minimum(logprob, 0.0))
         return PromptScores(logprob, *names_in(value), likely)
@@ -194,8 +194,8 @@ def _generated(value: Any, ids: Sequence[int], most: int, last: int) -> Numbers:
     """Reads an answer with [logprob, id, text] per token. SGLang calls the last id of a vocabulary 0."""
     found = msgspec.convert(value, Generated).meta_info
     listed, likely = found.input_token_logprobs, found.input_top_logprobs
-    _require_positions([one.logprob for one in listed], len(ids))
     _require_positions(likely, len(ids))
+    _require_positions([listed[0].logprob, *listed[1:]] if listed else listed, len(ids))
     renamed = {(one.id, i) for one, i in zip(listed, ids, strict=True) if one.id != i}
     if renamed and not (renamed == {(0, max(ids))} and max(ids) >= last):
         raise WrongAnswerError("it is not about the tokens that were sent")
