@@ -117,7 +117,7 @@ ROWS = (
         "--rows 40 --plain-rows 5",
         ("by hand, row by row +# rows/s +# MB", "scoremode prob --out +# rows/s +# MB .* # x by hand"),
     ),
-    Row("prob_rows", "--driver --targets 20480", ("windows of   512 targets: +# scored +# resumed +# read",)),
+    Row("prob_rows", "--driver --targets 20480", ("windows of   512 targets: +# scored +# resumed",)),
     Row(
         "same_numbers",
         "record {recorded} --only ppl-table-uniform-gptq reference-table",
@@ -155,8 +155,7 @@ ROWS = (
         "--tokenizer {tiny} --megabytes 1 --speed-megabytes 1 --repeats 1 --script-characters 3000",
         (
             "tokens +#",
-            "peak RSS, first time, MB +#",
-            "same digest from the cache +yes",
+            "peak RSS, MB +#",
             "tokenizer's own CPU time / ours +#",
             "same tokens, Thai +yes",
         ),

@@ -56,7 +56,8 @@ def test_a_folder_of_models_names_them(quants: Path) -> None:
 def test_other_names_are_left_alone(tmp_path: Path) -> None:
     given = ["org/model", "table:uniform", "s3://bucket/run", "hf://datasets/me/run", "http://host/v1"]
     assert expand_candidates(given) == given
-    assert expand_candidates([*given, given[0]]) == given
+    with pytest.raises(InputError, match="two candidates have the same name; give each of them once"):
+        expand_candidates([*given, given[0]])
     with pytest.raises(InputError, match=r"no model or run matches the pattern .*\*\.gguf"):
         expand_candidates([str(tmp_path / "*.gguf")])
     (tmp_path / "notes.txt").write_text("")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import random
 import shutil
 import signal
@@ -69,8 +70,9 @@ class Figures:
 class Started:
     """A command in a process of its own, with all that it starts remembered."""
 
-    def __init__(self, arguments: list[str], log: Path) -> None:
+    def __init__(self, arguments: list[str], log: Path, cache: Path | None = None) -> None:
         self.log = log
+        own = {} if cache is None else {"SCOREMODE_CACHE": str(cache)}
         with log.open("wb") as file:
             self.process = forked.Popen(
                 [*PROGRAM, *arguments],
@@ -78,6 +80,7 @@ class Started:
                 stdout=subprocess.DEVNULL,
                 stderr=file,
                 start_new_session=True,
+                env={**os.environ, **own},
             )
         self.family: dict[int, psutil.Process] = {}
 
@@ -274,14 +277,15 @@ class Assault:
             figures.complaints.append(f"{left} processes were left behind")
 
     def _place(self) -> Path:
-        """Where the results of the next round go: a folder of its own, because prob keeps its journal beside them."""
+        """Where the results of the next round go: a folder of its own."""
         self._number += 1
         place = self.folder / f"round{self._number}"
         place.mkdir()
         return place / ("results.jsonl" if self.job.name.startswith("prob") else "results")
 
     def _start(self, out: Path) -> Started:
-        return Started(self.job.arguments(out), self.folder / "stderr.txt")
+        own_cache = out.parent / "cache" if self.job.name.startswith("prob") else None  # where prob keeps its journal
+        return Started(self.job.arguments(out), self.folder / "stderr.txt", own_cache)
 
 
 # ── jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

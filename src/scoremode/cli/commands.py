@@ -174,5 +174,7 @@ def _is_panic(error: BaseException) -> bool:
 def _explain_os_error(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "the disk is full; free some space and run the same command again to resume"
+    if error.errno == errno.ENAMETOOLONG:
+        return f"a name is longer than a file's may be ({str(error.filename)[:40]}…); give a shorter one"
     where = f" ({error.filename})" if error.filename else ""
     return f"{error.strerror or error}{where}; check the path and its permissions"

@@ -37,7 +37,7 @@ def card(
 
     >>> import scoremode as sm
     >>> sm.card(*sm.compare("table:uniform", "table:uniform", text="any text"), dialect="exl3").splitlines()[0][:15]
-    '| model | KL di'
+    '| model | bpw |'
     """
     where = benchmark, task_id, metric
     return published(found, dialect=dialect, write=write, out=out, where=where)[0]

@@ -144,8 +144,9 @@ def kill_at(step: int, out: Path, fresh: bool) -> None:
 
         return call
 
-    def torn(self: RecordFile, data: bytes) -> None:
+    def torn(self: RecordFile, *parts: bytes) -> None:
         """A record in two writes, so that a kill can fall between them."""
+        data = b"".join(parts)
         self._file.write(data[: len(data) // 2])
         passed()
         self._file.write(data[len(data) // 2 :])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -52,7 +53,7 @@ def test_a_repository_without_a_checkpoint_says_what_it_has(hub: Hub, here: Path
 def test_a_cache_that_cannot_be_written_names_its_setting(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", "/dev/null/hub")
     monkeypatch.setenv("HF_HUB_CACHE", "/dev/null/hub")
-    with pytest.raises(ModelError, match=r"NotADirectoryError: .*; set HF_HUB_CACHE to a folder that can be written"):
+    with pytest.raises(ModelError, match=r"NotADirectoryError: .*HF_HOME"):
         hub_names.HUB_NAMES.find("org/large:Q8_0")
 
 
@@ -68,7 +69,7 @@ def test_a_fetch_shows_how_much_how_fast_and_how_long(here: Path, monkeypatch: p
     monkeypatch.setattr(ProgressState, "shown", [screen])
     hub_names.HUB_NAMES.find("org/large:Q8_0")
     told = " | ".join(screen.lines)
-    assert "fetching a-Q8_0.gguf of org/large, for 0 s, 1 MB of 3.1 MB, " in told
+    assert re.search(r"fetching a-Q8_0.gguf of org/large, for \d s, 1 MB of 3.1 MB, ", told)
     assert "3.1 MB of 3.1 MB, " in told
     assert "/s, about 0 s left" in told
 

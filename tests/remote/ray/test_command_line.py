@@ -119,7 +119,7 @@ def test_an_interrupted_driver_says_so_in_one_line_and_leaves_nothing_running(
     [
         (["--replicas", "2", "--ray", "nowhere.invalid:6379"], "there is no Ray cluster at nowhere.invalid:6379"),
         (["--replicas", "2", "--ray", "127.0.0.1:1"], "there is no Ray cluster at 127.0.0.1:1"),
-        (["--replicas", "2", "--ray", "auto"], "there is no Ray cluster at auto"),
+        (["--replicas", "2", "--ray", "auto"], "of this version of Ray at auto"),
     ],
 )
 def test_an_address_without_a_cluster_is_answered_at_once(

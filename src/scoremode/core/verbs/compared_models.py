@@ -145,8 +145,11 @@ def expand_candidates(given: Sequence[str | os.PathLike[str]], baseline: str = "
     A split GGUF file is one model, named by its first part. Projectors of images (mmproj…) are left out, with a line. A
     pattern of the hub does not name the baseline.
     """
+    typed = [path_text("a candidate", one) for one in given]
+    if len(set(typed)) < len(typed):
+        raise InputError("two candidates have the same name", fix="give each of them once")
     found: dict[str, str] = {}
-    for name in (name for one in given for name in _expanded(path_text("a candidate", one), baseline)):
+    for name in (name for one in typed for name in _expanded(one, baseline)):
         if Path(name).name.startswith(PROJECTOR) and name.endswith(SUFFIX):
             logger.warning("%s is left out: it is a projector of images, not a model", name)
             continue
