@@ -20,7 +20,7 @@ from scoremode.core.plan.plan import Plan
 from scoremode.core.scores.answers import Answers, Window, WindowSource
 from scoremode.core.scores.schema import DIVERGENCE
 from scoremode.core.store.runs import MANIFEST
-from scoremode.core.verbs import baselines
+from scoremode.core.verbs import compared_models
 from scoremode.core.verbs.model import LazyModel
 from scoremode.engines.llamacpp.engine import LlamaCppEngine
 from scoremode.engines.llamacpp.library import Batch, library
@@ -239,8 +239,8 @@ def test_memory_is_said_before_anything_is_loaded_and_too_much_is_refused(
     files: list[Path], opened: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(baselines, "print_line", said.append)
-    monkeypatch.setattr(baselines, "available", lambda: 10_000)
+    monkeypatch.setattr(compared_models, "print_line", said.append)
+    monkeypatch.setattr(compared_models, "available", lambda: 10_000)
     asked: Any = {**ASKED, "stride": 19}
     with pytest.raises(
         EngineError, match=r"about .* of memory must be free for both models at once, and this machine has 10 kB left"
@@ -253,7 +253,7 @@ def test_memory_is_said_before_anything_is_loaded_and_too_much_is_refused(
     assert len(said) == 1
     assert "for base.gguf, " in said[0]
     assert said[0].endswith("for first.gguf)")
-    monkeypatch.setattr(baselines, "available", lambda: None)
+    monkeypatch.setattr(compared_models, "available", lambda: None)
     sm.compare(*map(str, files[:2]), **asked)
     assert len(said) == 2
     sm.compare(*map(str, files[:2]), **asked)

@@ -141,7 +141,8 @@ def test_ctrl_c_twice_while_scoring(small_llama: Path, tmp_path: Path) -> None:
     for _ in range(2):
         os.killpg(process.pid, signal.SIGINT)  # like a terminal: to all of them
     _, complaint = process.communicate(timeout=120)
-    assert (process.returncode, complaint) == (130, f"scoremode: interrupted; {RESUME}\n")
+    assert complaint == f"scoremode: interrupted; {RESUME}\n"
+    assert process.returncode in (130, -signal.SIGINT), "the second one ends it at once"
     assert_no_orphans(process.pid)
 
 

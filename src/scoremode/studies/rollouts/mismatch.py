@@ -279,7 +279,7 @@ def mismatch(
     """
     if isinstance(rollouts, str | Path):
         rollouts = Rollouts.open(rollouts)
-    elif type(rollouts) is not Rollouts:
+    elif not hasattr(rollouts, "raw_logprob"):  # it need not be our class
         fix = "write them with sm.rollouts, or give the folder"
         raise InputError(
             f"mismatch takes texts of sm.rollouts, and this is of the type {type(rollouts).__name__}", fix=fix
