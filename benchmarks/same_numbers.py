@@ -169,7 +169,7 @@ def reopen(folder: Path, asked: dict[str, list[str]]) -> int:
     """Run every command again on the recorded folders: each result must be found, not scored."""
     wrong = 0
     for name, arguments in asked.items():
-        if not ({"--out"} & set(arguments) or name == "cached"):
+        if not ({"--out"} & set(arguments) or name == "cached") or name == "prob-out":  # a file of before is refused
             continue
         before = json.loads((folder / f"{name}.printed.json").read_text())
         after = run(folder.resolve(), arguments)
