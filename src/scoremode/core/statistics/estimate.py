@@ -86,12 +86,6 @@ class GroupSums:
     def denominator(self) -> Floats:
         return self._denominator.coarse + self._denominator.fine
 
-    def with_numerator(self, numerator: Floats) -> GroupSums:
-        """Returns sums with this numerator for each group, and the same denominators."""
-        found = GroupSums(0, shares=self)
-        found._numerator, found.n = _ExactSums(numerator), self.n
-        return found
-
     def some(self, groups: Ints) -> GroupSums:
         """Returns the sums of some groups, for terms whose denominator is 1."""
         found = GroupSums(0)
