@@ -371,6 +371,8 @@ if __name__ == "__main__":
     with contextlib.suppress(ImportError):  # it finds the place of a process's name only while the environment is new
         importlib.import_module("setproctitle").getproctitle()
     spare_work_of_vllm()
+    with contextlib.suppress(ImportError):  # some imports compute
+        importlib.import_module("scoremode.engines.vllm.processes").end_openmp_threads()
     gc.collect()
     gc.freeze()
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # Arrow's allocator

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
@@ -164,9 +164,9 @@ def _width(text: str) -> int:
 class TerminalLine(ProgressState):
     """One line at the end of a terminal: the current phase and, once something is counted, how much is done."""
 
-    def __init__(self, label: str, unit: str) -> None:
+    def __init__(self, label: str, unit: str, stream: TextIO) -> None:
         words = TextColumn("{task.fields[line]}", markup=False)  # brackets in names are not markup
-        screen = PlainConsole(stderr=True)
+        screen = PlainConsole(file=stream)
         self._bar = Progress(SpinnerColumn(), BarColumn(bar_width=20), words, console=screen, transient=True)
         self._task = self._bar.add_task("", total=None, line=self)
         super().__init__(label, unit)

@@ -62,7 +62,7 @@ def test_lines_come_now_and_then_and_end(capsys: pytest.CaptureFixture[str]) -> 
         said.append(capsys.readouterr().err)
         return "".join(said).count("scoremode: loading a model")
 
-    with ProgressLines(every=0.01) as progress:
+    with ProgressLines("scoring", "tokens", 0.01, sys.stderr) as progress:
         progress.phase("loading a\x1b[2J model\n")
         progress.phase("loading a model")
         wait_until(lambda: lines() >= 2)

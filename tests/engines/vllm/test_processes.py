@@ -89,3 +89,31 @@ def test_a_process_without_streams_of_pythons_own_can_take_output(tmp_path: Path
     code += "with VllmLog().taking_output(): pass"
     environment = {**os.environ, "SCOREMODE_VLLM_LOG": str(tmp_path / "log")}
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
+
+
+def test_a_forked_process_can_compute_although_this_one_has() -> None:
+    """On a GPU, vLLM forks. If another engine computed before, as in a table of formats, it must not wait forever."""
+    code = (
+        "import os, torch\nfrom scoremode.engines.vllm.processes import end_openmp_threads\n"
+        "compute = lambda: torch.zeros(10_000_000).fill_(1.0).sum()\n"
+        "torch.set_num_threads(4)\ncompute()\nend_openmp_threads()\n"
+        "if (child := os.fork()) == 0:\n    compute()\n    os._exit(7)\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7\ncompute()"
+    )
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+
+
+def test_progress_is_seen_while_vllm_starts(tmp_path: Path) -> None:
+    """It is written elsewhere than the output of vLLM, which goes to a log."""
+    code = (
+        "import sys, time\nfrom scoremode.engines.vllm.processes import VllmLog\n"
+        "from scoremode.reports.command.output import ProgressLines, lasting_stderr\n"
+        "with lasting_stderr() as stream, ProgressLines('scoring', 'tokens', 0.05, stream) as progress:\n"
+        "    progress.phase('loading a model')\n"
+        "    with VllmLog().taking_output():\n        print('from vLLM', file=sys.stderr)\n        time.sleep(1.0)\n"
+    )
+    environment = {**os.environ, "SCOREMODE_VLLM_LOG": str(tmp_path / "log")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert "scoremode: loading a model, for" in done.stderr
+    assert "from vLLM" not in done.stderr
+    assert (tmp_path / "log").read_text() == "from vLLM\n"

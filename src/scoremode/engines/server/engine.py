@@ -30,6 +30,7 @@ from scoremode.errors import EngineError, InputError, ModelError
 from scoremode.values import Bools, Floats, Ids
 
 CHECK_SECONDS = 60.0  # between two checks that the server is the same, where nothing hints at another
+AHEAD = 4  # requests for each thread: the server has work while its first answers are checked
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -290,7 +291,7 @@ def same_service(link: Link, first: ServiceFacts) -> SameServer:
 def in_threads(count: int, work: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[T, R]]:
     """Apply a function to items in threads. Yields finished items with their results, in any order.
 
-    At most twice ``count`` items are taken ahead. The threads end with the process, so that Ctrl-C waits for no server.
+    At most ``AHEAD * count`` items are under way. The threads end with the process, so that Ctrl-C waits for no server.
     """
     todo: SimpleQueue[tuple[T] | None] = SimpleQueue()
     done: SimpleQueue[tuple[T, R] | BaseException] = SimpleQueue()
@@ -308,7 +309,7 @@ def in_threads(count: int, work: Callable[[T], R], items: Iterable[T]) -> Iterat
         threading.Thread(target=work_on_items, daemon=True, name="scoremode-request").start()
     try:
         while True:
-            for item in islice(waiting, 2 * count - pending):
+            for item in islice(waiting, AHEAD * count - pending):
                 todo.put((item,))
                 pending += 1
             if not pending:

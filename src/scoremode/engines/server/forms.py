@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,10 +27,12 @@ FLOOR = -9999.0  # this value and lower ones mean probability zero
 ROUNDING = 1e-4  # nats; a log-probability may be this far above 0
 AGREEMENT = 1e-3  # nats; a token's own score may be this far from its score among the likeliest tokens
 
-Numbers = tuple[Sequence[float | None], list[dict[str, float]] | None]
-"""The log-probabilities of tokens 1, 2, …, and for each those of the likeliest tokens there by their ids, if given."""
+Likely = list[dict[str, float]]
+"""For each of tokens 1, 2, …, the log-probabilities of the likeliest tokens there, by their ids."""
 
 
+ECHOES = "the server has no prompt_logprobs: scored by echo"
+NOT_LISTED = "it has no likeliest tokens at a position"
 LOGITS = "they look like logits: start the server with --logprobs-mode raw_logprobs"
 SGLANG_FIX = "no SGLang as it is released does this: see to the server, or use an engine that loads the model itself"
 SGLANG_STATES = (
@@ -42,12 +44,29 @@ class WrongAnswerError(Exception):
     """An answer does not fit the request."""
 
 
+class Answer(msgspec.Struct, kw_only=True):
+    """What answers in every form may name: see ``names_in``."""
+
+    model: Any = None
+    system_fingerprint: Any = None
+    metadata: Any = None
+
+
+class Numbers(NamedTuple):
+    """The log-probabilities of tokens 1, 2, …, and if the likeliest tokens are given, two more for each position."""
+
+    own: Sequence[float | None]
+    largest: Sequence[float] | None = None  # the largest of the likeliest tokens'
+    again: Sequence[float | None] | None = None  # the token's, if it is among them; else its own score
+    likely: Likely | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptScores:
     logprob: Floats  # (n - 1,) of tokens 1, 2, …, n-1
     model: str | None
     fingerprint: str | None
-    likely: list[dict[str, float]] | None = None  # for each position, log-probabilities of the likeliest tokens
+    likely: Likely | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +78,9 @@ class Form:
     body: Callable[[str, Sequence[int], int], Mapping[str, object]]
     """Makes a request from the model's name, the ids, and how many of the likeliest tokens are wanted as well."""
 
+    answer: type[Answer]  # the form of the answer to that request
     numbers: Callable[[Any, Sequence[int], int, int], Numbers]
-    """Reads an answer to that request, also given ``last``. Raises an error if it does not fit."""
+    """Reads that answer, also given ``last``. Raises an error if it does not fit."""
 
     note: str = ""  # what a run should say of it
     fix: str = LOGITS  # if its numbers are no log-probabilities
@@ -70,37 +90,43 @@ class Form:
     def read(self, link: Link, value: Any, ids: Sequence[int], most: int = 0) -> PromptScores:
         """Reads the scores in an answer with finite numbers. Raises WrongAnswerError if it does not fit the request."""
         try:
-            numbers, likely = self.numbers(value, ids, most, self.last)
+            answer = value if isinstance(value, self.answer) else msgspec.convert(value, self.answer)
         except msgspec.ValidationError as error:
             raise WrongAnswerError(f"it has another form: {error}") from None
-        if None in numbers:
+        own, largest, again, likely = self.numbers(answer, ids, most, self.last)
+        if None in own:
             raise WrongAnswerError("a log-probability is not a number")
-        if not all(likely or ()):
-            raise WrongAnswerError("it has no likeliest tokens at a position")
-        logprob = np.array(numbers, np.float64)
+        logprob = np.array(own, np.float64)
         if (logprob > ROUNDING).any():
             raise not_logprobs(link, self, f"it gives {float(logprob.max()):.3g} as a log-probability")
-        for own, token, listed in zip(logprob.tolist(), ids[1:], likely or [], strict=likely is not None):
-            if (largest := max(listed.values())) > ROUNDING:
+        if largest is not None and again is not None:
+            most_likely = np.array(largest, np.float64)
+            if (most_likely > ROUNDING).any():
                 raise not_logprobs(link, self, "it gives numbers above 0 as log-probabilities")
-            if own > largest + AGREEMENT or abs(listed.get(str(token), own) - own) > AGREEMENT:
+            if (
+                (logprob > most_likely + AGREEMENT) | (np.abs(np.array(again, np.float64) - logprob) > AGREEMENT)
+            ).any():
                 raise not_logprobs(link, self, "a token's score is not the one that it has among the likeliest tokens")
         logprob = np.where(logprob <= FLOOR, -np.inf, np.minimum(logprob, 0.0))
-        return PromptScores(logprob, *names_in(value), likely)
+        return PromptScores(logprob, *names_in(answer), likely)
 
 
-def names_in(value: Mapping[str, Any]) -> tuple[str | None, str | None]:
+def names_in(value: Answer | Mapping[str, Any]) -> tuple[str | None, str | None]:
     """The model and the fingerprint that an answer names. SGLang gives a version of the weights, in one of two places.
 
     >>> names_in({"model": "small", "meta_info": {"weight_version": "default"}})
     ('small', 'weight_version default')
     """
-    model, fingerprint = value.get("model"), value.get("system_fingerprint")
-    for about in (value.get("meta_info"), value.get("metadata")):
-        if isinstance(about, dict) and about.get("weight_version") is not None:
-            fingerprint = f"weight_version {about['weight_version']}"
+    model, fingerprint = _field(value, "model"), _field(value, "system_fingerprint")
+    for about in (_field(value, "meta_info"), _field(value, "metadata")):
+        if (version := _field(about, "weight_version")) is not None:
+            fingerprint = f"weight_version {version}"
     model, fingerprint = (harmless(s)[:LONGEST_NAME] if isinstance(s, str) else None for s in (model, fingerprint))
     return model, fingerprint
+
+
+def _field(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, dict) else getattr(value, name, None)
 
 
 def not_logprobs(link: Link, form: Form, why: str) -> EngineError:
@@ -108,7 +134,7 @@ def not_logprobs(link: Link, form: Form, why: str) -> EngineError:
 
 
 # ── prompt_logprobs ──────────────────────────────────────────────────────────────────────────────────────────────────
-class Score(msgspec.Struct):
+class Score(msgspec.Struct, gc=False):
     logprob: float
 
 
@@ -123,7 +149,7 @@ class Choice(msgspec.Struct):
     logprobs: Echo | None = None
 
 
-class Completions(msgspec.Struct):
+class Completions(Answer, kw_only=True):
     choices: Annotated[list[Choice], msgspec.Meta(min_length=1, max_length=1)]
 
 
@@ -131,17 +157,18 @@ def _ask_prompt_logprobs(model: str, ids: Sequence[int], most: int) -> Mapping[s
     return {"model": model, "prompt": list(ids), "temperature": 0, "max_tokens": 1, "prompt_logprobs": most}
 
 
-def _prompt_logprobs(value: Any, ids: Sequence[int], most: int, _last: int) -> Numbers:
+def _prompt_logprobs(answer: Completions, ids: Sequence[int], most: int, _last: int) -> Numbers:
     """Reads an answer with one dictionary per token, in which the token's own id must be a key."""
-    listed = msgspec.convert(value, Completions).choices[0].prompt_logprobs
+    listed = answer.choices[0].prompt_logprobs
     if listed is None:
         raise WrongAnswerError("it has no prompt_logprobs")
     _require_positions(listed, len(ids))
     each = [{token: score.logprob for token, score in (found or {}).items()} for found in listed[1:]]
     try:
-        return [found[str(token)] for found, token in zip(each, ids[1:], strict=True)], each if most else None
+        own = [found[str(token)] for found, token in zip(each, ids[1:], strict=True)]
     except KeyError:
         raise WrongAnswerError("a score is not about the token that was sent") from None
+    return _with_likely(own, each, ids) if most else Numbers(own)
 
 
 # ── echo ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -150,24 +177,24 @@ def _ask_echo(model: str, ids: Sequence[int], most: int) -> Mapping[str, object]
     return {**asked, "echo": True, "logprobs": max(1, most), "return_tokens_as_token_ids": True}
 
 
-def _echoed(value: Any, ids: Sequence[int], most: int, _last: int) -> Numbers:
-    found = msgspec.convert(value, Completions).choices[0].logprobs
+def _echoed(answer: Completions, ids: Sequence[int], most: int, _last: int) -> Numbers:
+    found = answer.choices[0].logprobs
     if found is None:
         raise WrongAnswerError("it has no logprobs of the prompt")
     _require_positions(found.token_logprobs, len(ids))
     if found.tokens != [f"token_id:{i}" for i in ids]:
         raise WrongAnswerError("it is not about the tokens that were sent")
     if not most:
-        return found.token_logprobs[1:], None
+        return Numbers(found.token_logprobs[1:])
     likely = found.top_logprobs or []
     if len(likely) != len(ids):
         raise WrongAnswerError("it has no top_logprobs of the prompt")
     each = [{name.removeprefix("token_id:"): x for name, x in (one or {}).items()} for one in likely[1:]]
-    return found.token_logprobs[1:], each
+    return _with_likely(found.token_logprobs[1:], each, ids)
 
 
 # ── SGLang ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-class TokenScore(msgspec.Struct, array_like=True):
+class TokenScore(msgspec.Struct, array_like=True, gc=False):
     """[logprob, id, text]"""
 
     logprob: float | None
@@ -177,9 +204,10 @@ class TokenScore(msgspec.Struct, array_like=True):
 class GeneratedScores(msgspec.Struct):
     input_token_logprobs: list[TokenScore]
     input_top_logprobs: list[list[TokenScore] | None]
+    weight_version: Any = None
 
 
-class Generated(msgspec.Struct):
+class Generated(Answer, kw_only=True):
     meta_info: GeneratedScores
 
 
@@ -190,17 +218,33 @@ def _ask_generate(model: str, ids: Sequence[int], most: int) -> Mapping[str, obj
     return {**asked, "top_logprobs_num": max(1, most)}  # always one: it proves that a score has not moved
 
 
-def _generated(value: Any, ids: Sequence[int], most: int, last: int) -> Numbers:
+def _generated(answer: Generated, ids: Sequence[int], most: int, last: int) -> Numbers:
     """Reads an answer with [logprob, id, text] per token. SGLang calls the last id of a vocabulary 0."""
-    found = msgspec.convert(value, Generated).meta_info
-    listed, likely = found.input_token_logprobs, found.input_top_logprobs
+    listed, likely = answer.meta_info.input_token_logprobs, answer.meta_info.input_top_logprobs
     _require_positions(likely, len(ids))
     _require_positions([listed[0].logprob, *listed[1:]] if listed else listed, len(ids))
     renamed = {(one.id, i) for one, i in zip(listed, ids, strict=True) if one.id != i}
     if renamed and not (renamed == {(0, max(ids))} and max(ids) >= last):
         raise WrongAnswerError("it is not about the tokens that were sent")
-    each = [{str(one.id): one.logprob for one in entries or () if one.logprob is not None} for entries in likely[1:]]
-    return [one.logprob for one in listed[1:]], each
+    own = [one.logprob for one in listed[1:]]
+    if most:
+        each = [{str(one.id): one.logprob for one in found or () if one.logprob is not None} for found in likely[1:]]
+        return _with_likely(own, each, ids)
+    first = [(found[0].id, found[0].logprob) if found else (0, None) for found in likely[1:]]
+    largest = [score for _, score in first if score is not None]
+    if len(largest) < len(first):
+        raise WrongAnswerError(NOT_LISTED)
+    again = [
+        score if i == token else one for (i, _), score, one, token in zip(first, largest, own, ids[1:], strict=True)
+    ]
+    return Numbers(own, largest, again)
+
+
+def _with_likely(own: Sequence[float | None], likely: Likely, ids: Sequence[int]) -> Numbers:
+    if not all(likely):
+        raise WrongAnswerError(NOT_LISTED)
+    again = [found.get(str(token), one) for found, token, one in zip(likely, ids[1:], own, strict=True)]
+    return Numbers(own, [max(found.values()) for found in likely], again, likely)
 
 
 def _require_positions(listed: Sequence[object], wanted: int) -> None:
@@ -211,8 +255,10 @@ def _require_positions(listed: Sequence[object], wanted: int) -> None:
 
 
 FORMS = (
-    Form("prompt_logprobs", COMPLETIONS, _ask_prompt_logprobs, _prompt_logprobs),
-    Form("generate", GENERATE, _ask_generate, _generated, fix=SGLANG_FIX, no_states=SGLANG_STATES),
-    Form("echo", COMPLETIONS, _ask_echo, _echoed, note="the server has no prompt_logprobs: scored by echo"),
+    Form("prompt_logprobs", COMPLETIONS, _ask_prompt_logprobs, Completions, _prompt_logprobs),
+    Form("generate", GENERATE, _ask_generate, Generated, _generated, fix=SGLANG_FIX, no_states=SGLANG_STATES),
+    Form(
+        "echo", COMPLETIONS, _ask_echo, Completions, _echoed, note="the server has no prompt_logprobs: scored by echo"
+    ),
 )
 """All forms, in the order in which they are tried. Answers in each of them name the tokens that they are about."""

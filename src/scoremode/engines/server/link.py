@@ -129,12 +129,13 @@ class Link:
         first_contact: bool = False,
         final: frozenset[int] = frozenset(),
         binary: bool = False,
+        answer: Any = Any,
     ) -> Reply:
         """Sends a request until it succeeds or ``patience`` seconds have passed; returns the answer.
 
         A mapping is sent as JSON, bytes as a message of scoremode. With ``first_contact``, a server that
         cannot be reached is an error at once. Answers with a status in ``final`` are returned at once, even errors.
-        With ``binary``, a good answer is bytes instead of JSON.
+        With ``binary``, a good answer is bytes instead of JSON; an ``answer`` is a type: it is read as that if it fits.
         """
         kind = CONTENT_TYPE if isinstance(body, bytes) else "application/json"
         content = json.dumps(body).encode() if isinstance(body, Mapping) else body
@@ -143,7 +144,8 @@ class Link:
             try:
                 status, headers, data = self._exchange(method, self.root + path, content, kind, largest)
                 raw = binary and status < 300
-                reply = Reply(status, None, "", data) if raw else self._read_json(status, headers, data, path, final)
+                read = Reply(status, None, "", data) if raw else None
+                reply = read or self._read_json(status, headers, data, path, final=final, answer=answer)
                 self._told = False
                 return reply
             except FailedError as failure:
@@ -192,12 +194,12 @@ class Link:
             raise StoppedError
 
     def _read_json(
-        self, status: int, headers: Mapping[str, str], data: bytes, path: str, final: frozenset[int]
+        self, status: int, headers: Mapping[str, str], data: bytes, path: str, *, final: frozenset[int], answer: Any
     ) -> Reply:
         """Reads a JSON answer; raises FailedError if another try may get a better answer."""
         value, words, wrong = None, "", ""
         try:
-            value = _parsed(data)
+            value = _parsed(data, answer if status < 300 else Any)
         except ValueError as error:
             wrong = str(error) if type(error) is ValueError and len(str(error)) < 60 else NOT_JSON
         if status >= 400:
@@ -320,11 +322,11 @@ def _trusted() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-def _parsed(data: bytes) -> Any:
-    """Parses an answer. A long one is the scores of a prompt, whose form checks every value: that is much faster."""
-    if len(data) > LONG_ANSWER:
+def _parsed(data: bytes, answer: Any) -> Any:
+    """Parses an answer. One of a known type, or a long one, is scores, whose form checks every value: much faster."""
+    if answer is not Any or len(data) > LONG_ANSWER:
         with contextlib.suppress(ValueError, RecursionError):  # else parse_received says why it cannot be read
-            return msgspec.json.decode(data)
+            return msgspec.json.decode(data, type=answer)
     return parse_received(data)
 
 

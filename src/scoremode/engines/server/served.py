@@ -183,7 +183,7 @@ class RefusedError(Exception):
 
 def ask(link: Link, form: Form, model: str, ids: Sequence[int], most: int = 0, **how: Any) -> PromptScores:
     """Requests the scores of one prompt. Raises RefusedError or WrongAnswerError if the answer has none."""
-    reply = link.post(form.path, form.body(model, ids, most), **how)
+    reply = link.post(form.path, form.body(model, ids, most), answer=form.answer, **how)
     if not reply.good:
         raise RefusedError(f"{reply.status}: {reply.words}")
     return form.read(link, reply.value, ids, most)

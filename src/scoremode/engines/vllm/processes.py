@@ -6,7 +6,9 @@ The output goes to a log file: a user sees one line, and can still read everythi
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
+import io
 import multiprocessing
 import os
 import re
@@ -19,7 +21,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from scoremode.core.disk.folders import cache_folder
 from scoremode.engines.vllm.plugin import is_tracker
@@ -27,6 +29,7 @@ from scoremode.errors import ScoremodeError
 
 NAMES = ("EngineCore", "VllmWorker")  # names that vLLM gives to its child processes
 SHUTDOWN_SECONDS = 20.0
+OMP_PAUSE_HARD = 2  # of OpenMP 5.0: releases all that it can
 ERROR_LINE = re.compile(r"\b([A-Za-z_.]*(?:Error|Exception|Interrupt)): (.+)")
 WORKER_DIED = re.compile(r"Worker proc \S+ died unexpectedly(?: \(exit code: (-\d+)\))?")
 SAYS_NOTHING = (
@@ -44,12 +47,28 @@ OUT_OF_MEMORY = (
 )
 
 
+def end_openmp_threads() -> None:
+    """Ends the idle threads of OpenMP in this process; the next parallel work starts new ones.
+
+    A forked process has none of them, and GNU's library would wait for them forever: vLLM forks on a GPU, and another
+    engine may have computed here before.
+    """
+    lines = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()]
+    for library in {line[5] for line in lines if len(line) == 6 and Path(line[5]).name.startswith("libgomp")}:
+        ctypes.CDLL(library).omp_pause_resource_all(OMP_PAUSE_HARD)
+
+
 # ── output ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # the process may have been started without this stream
             with contextlib.suppress(OSError, ValueError):  # the stream is full or closed: not reported here
                 stream.flush()
+
+
+def _unbuffered(descriptor: int) -> TextIO:
+    """A text stream to a descriptor. It is never closed: libraries that are imported meanwhile keep it for logs."""
+    return io.TextIOWrapper(io.FileIO(descriptor, "w", closefd=False), errors="backslashreplace", write_through=True)
 
 
 def _copy(descriptor: int) -> int | None:
@@ -96,7 +115,8 @@ class VllmLog:
         try:
             for descriptor in saved:
                 os.dup2(log, descriptor)
-            yield
+            with contextlib.redirect_stdout(_unbuffered(1)), contextlib.redirect_stderr(_unbuffered(2)):
+                yield
         finally:
             _flush()
             for descriptor, mine in saved.items():

@@ -9,7 +9,7 @@ from typing import Any
 
 from scoremode.core.engine import base
 from scoremode.engines.vllm import plugin, support
-from scoremode.engines.vllm.processes import Processes, VllmLog
+from scoremode.engines.vllm.processes import Processes, VllmLog, end_openmp_threads
 from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.engines.vllm.wire import KEY
 from scoremode.errors import ModelError
@@ -74,6 +74,7 @@ def _start(
         defaults = defaults | runner_defaults()
     _forget_model_classes()
     try:
+        end_openmp_threads()
         with (
             support.environment({}, defaults),
             plugin.guarded_start(),

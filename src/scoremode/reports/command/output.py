@@ -9,12 +9,12 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from scoremode.core.arguments import seconds_in
 from scoremode.core.verbs.progress import TickingDisplay
 from scoremode.errors import one_line, readable
-from scoremode.reports.command.streams import is_quiet
+from scoremode.reports.command.streams import is_quiet, lasting_stderr
 
 if TYPE_CHECKING:
     from scoremode.core.verbs.progress import Progress
@@ -76,23 +76,23 @@ def progress_bar(label: str, unit: str = "tokens") -> Iterator[Progress | None]:
     elif sys.stderr.isatty():
         from scoremode.reports.terminal import TerminalLine
 
-        with TerminalLine(label, unit) as line:
+        with lasting_stderr() as stream, TerminalLine(label, unit, stream) as line:
             yield line
     else:
         every = seconds_in("SCOREMODE_PROGRESS_SECONDS", 30.0, 1.0, "1 or more, as in 30")
-        with ProgressLines(label, unit, every) as lines:
+        with lasting_stderr() as stream, ProgressLines(label, unit, every, stream) as lines:
             yield lines
 
 
 class ProgressLines(TickingDisplay):
-    """Prints a line on standard error now and then, for logs of CI, containers and nohup."""
+    """Prints a line now and then, for logs of CI, containers and nohup."""
 
-    def __init__(self, label: str = "scoring", unit: str = "tokens", every: float = 30.0) -> None:
+    def __init__(self, label: str, unit: str, every: float, stream: TextIO) -> None:
         super().__init__(label, unit, every)
+        self._stream = stream
 
     def tick(self) -> None:
-        if sys.stderr is not None:
-            print(f"scoremode: {one_line(self.line())}\n", end="", file=sys.stderr, flush=True)
+        print(f"scoremode: {one_line(self.line())}\n", end="", file=self._stream, flush=True)
 
 
 def checked_report(parsed: argparse.Namespace) -> Any:

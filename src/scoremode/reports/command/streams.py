@@ -18,7 +18,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from textwrap import wrap
-from typing import Any
+from typing import Any, TextIO
 
 from scoremode.errors import LOGGER, InputError, columns_of, escape, escaped, one_line
 
@@ -53,6 +53,22 @@ class Results(io.TextIOWrapper):
             why = reasons.get(error.errno or 0, error.strerror)
             fix = "send it to a file or a terminal that takes it"
             raise InputError(f"standard output could not be written: {why}", fix=fix) from None
+
+
+@contextlib.contextmanager
+def lasting_stderr() -> Iterator[TextIO]:
+    """Yields standard error on a descriptor of its own, for progress while an engine sends descriptor 2 to a log."""
+    try:
+        descriptor = os.dup(sys.stderr.fileno())
+    except (OSError, ValueError):  # it is no file, as in a test
+        yield sys.stderr
+        return
+    stream = open(descriptor, "w", encoding=sys.stderr.encoding, errors="backslashreplace")  # noqa: SIM115
+    try:
+        yield stream
+    finally:
+        with contextlib.suppress(OSError):  # its reader left
+            stream.close()
 
 
 def prepare() -> None:
