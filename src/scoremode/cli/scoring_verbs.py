@@ -219,7 +219,7 @@ def _score_into(output: Output, lm: SequenceProbability, pairs: Pairs, parsed: a
     if parsed.json:
         print_json_list(written.rows())
     known = "; they were kept: --fresh scores again" if written.reused else ""
-    output.announce(f"{len(written.lines)} results in {output}{known}", quiet=parsed.json)
+    output.announce(f"{len(pairs)} results in {output}{known}", quiet=parsed.json)
 
 
 def _checked_output(parsed: argparse.Namespace) -> Output:

@@ -45,7 +45,7 @@ def score(out: Path, pairs: Any = PAIRS, *, fresh: bool = False, **settings: Any
     """The number of results, and whether they were kept before."""
     with SequenceProbability("table:uniform", **settings) as lm:
         written = score_to_file(lm, pairs, check_results(str(out), "--out"), fresh=fresh)
-    return len(written.lines), written.reused
+    return len(list(written.rows())), written.reused
 
 
 def kept_in() -> Path:

@@ -12,7 +12,9 @@ a file in a run or reference    refused
 
 from __future__ import annotations
 
+import io
 import os
+import shutil
 import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -21,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from scoremode.core.arguments import SERVERS
-from scoremode.core.disk.files import write_atomically
+from scoremode.core.disk.files import written_atomically
 from scoremode.core.disk.folders import JOURNAL, MANIFEST, SCORES
 from scoremode.core.disk.stores import store_of
 from scoremode.core.disk.uri import RemotePath, is_uri, located, refuse_broken_uri
@@ -30,6 +32,7 @@ from scoremode.core.strict_json import LARGEST, read_object
 from scoremode.errors import InputError, RunError, print_line
 
 REPORT_MARK = b'<meta name="generator" content="scoremode'
+COPIED = 1 << 20  # bytes at a time
 MARK_WITHIN = 1024  # the mark is within this many first bytes of a report
 
 
@@ -60,23 +63,31 @@ class Output:
 
     def beginning(self, count: int) -> bytes:
         """Returns the first bytes of an existing file, to see what wrote it. Raises InputError if it is unreadable."""
+        with self.opened(count) as file:
+            return file.read(count)
+
+    def opened(self, count: int) -> io.BufferedIOBase:
+        """Opens an existing file; of one behind a URI, the first bytes. Raises InputError if it is unreadable."""
         try:
             if self.place is not None:
-                return store_of(self.place).read(self.place, count) or b""
-            with self.path.open("rb") as file:
-                return file.read(count)
+                return io.BytesIO(store_of(self.place).read(self.place, count) or b"")
+            return self.path.open("rb")
         except OSError as error:
             raise InputError(
                 f"{self.name} exists and cannot be read ({error.strerror})", fix="give another name"
             ) from None
 
-    def write(self, data: bytes) -> None:
-        """Writes all data to the file, a plain file atomically. Raises RunError if that fails."""
+    def write(self, data: bytes | Path) -> None:
+        """Writes all of it, or of another file, a plain file atomically. Raises RunError if that fails."""
         if self.place is not None:
-            store_of(self.place).write(self.place, data)
+            store_of(self.place).write(self.place, data if isinstance(data, bytes) else data.read_bytes())
             return
         try:
-            write_atomically(self.path, data)
+            with (
+                written_atomically(self.path) as file,
+                io.BytesIO(data) if isinstance(data, bytes) else data.open("rb") as source,
+            ):
+                shutil.copyfileobj(source, file, COPIED)
         except OSError as error:
             fix = f"give another file to {self.flag}"
             raise RunError(f"{self.name} cannot be written ({error.strerror})", fix=fix) from None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +16,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from scoremode.core.disk.files import write_atomically
+from scoremode.core.disk.files import file_sha256, written_atomically
 from scoremode.core.disk.folders import JOURNAL, MANIFEST, RESULTS, Mark, entry_folder
 from scoremode.core.disk.manifests import Sha256
 from scoremode.core.store.resumable import Resumable
 from scoremode.core.strict_json import parse
 from scoremode.core.verbs.outputs import Output, check_output
-from scoremode.core.verbs.prob.boundary import longest_of
-from scoremode.core.verbs.prob.sequence import SequenceProbability, SequenceScore
+from scoremode.core.verbs.prob.boundary import EncodedPair, longest_of
+from scoremode.core.verbs.prob.sequence import SequenceProbability
 from scoremode.core.verbs.progress import Progress
 from scoremode.errors import InputError, RunError
 
@@ -63,11 +63,13 @@ def read_pairs(path: Path) -> Pairs:
 class Written:
     """The results that a file has, one line of JSON for each pair."""
 
-    lines: list[bytes]
+    output: Output
+    size: int  # bytes
     reused: bool  # the results existed already: nothing was scored
 
-    def rows(self) -> Iterable[Mapping[str, Any]]:
-        return map(parse, self.lines)
+    def rows(self) -> Iterator[Mapping[str, Any]]:
+        with self.output.opened(self.size) as file:
+            yield from map(parse, file)
 
 
 def check_results(name: str, flag: str) -> Output:
@@ -91,51 +93,57 @@ def score_to_file(
         else:
             folder = entry_folder("prob", identity)
         kept = stack.enter_context(KeptResults(folder, identity, fresh=fresh))
-        data = kept.finished
-        is_there = _is_there(output, data, fresh=fresh)  # other results are refused before the engine starts
-        if data is None:
-            data = _score(lm, pairs, kept, progress)
-            is_there = _is_there(check_results(output.name, output.flag), data, fresh=fresh)
+        known = kept.finished
+        is_there = _is_there(output, known, fresh=fresh)  # other results are refused before the engine starts
+        results = known or _score(lm, pairs, kept, progress)
+        if known is None:
+            is_there = _is_there(check_results(output.name, output.flag), results, fresh=fresh)
         if not is_there:
-            output.write(data)
-        return Written(data.splitlines(), reused=kept.finished is not None)
+            output.write(results.path)
+        return Written(output, results.path.stat().st_size, reused=known is not None)
 
 
-def _is_there(output: Output, data: bytes | None, *, fresh: bool) -> bool:
+def _is_there(output: Output, results: Results | None, *, fresh: bool) -> bool:
     """Does the file have these results? RunError if it has others that may not be replaced."""
     if not output.exists:
         return False
-    same = data is not None and output.beginning(len(data) + 1) == data
+    same = False
+    if results is not None:
+        with output.opened(results.path.stat().st_size + 1) as file:
+            same = hashlib.file_digest(file, "sha256").hexdigest() == results.sha256
     if not (same or fresh):
         raise RunError(f"{output} has other results", fix="give another --out, or --fresh to replace it")
     return same
 
 
-def _score(lm: SequenceProbability, pairs: Pairs, kept: KeptResults, progress: Progress | None) -> bytes:
-    """Scores the chunks that the journal lacks, and keeps all results."""
-    encoded = lm.encode(pairs)
-    lm.open(longest_of(encoded), progress)  # with room for the longest pair of all chunks, even if its chunk is done
+def _score(lm: SequenceProbability, pairs: Pairs, kept: KeptResults, progress: Progress | None) -> Results:
+    """Scores the chunks that the journal lacks, and keeps all results. Only one chunk is in memory as tokens."""
+
+    def encoded(begin: int) -> list[EncodedPair]:
+        return lm.encode(pairs[begin : begin + CHUNK], begin + 1)
+
+    begins = range(0, len(pairs), CHUNK)
+    # the engine has room for the longest pair of all chunks, even if its chunk is done
+    lm.open(max(longest_of(encoded(begin)) for begin in begins), progress)
     kept.begin()
     records = kept.open_journal()
-    done = {number: body for number, _, body in records.replay()}
-    for number, begin in enumerate(range(0, len(encoded), CHUNK)):
-        if number in done:
+    places = {number: at for number, at, _ in records.replay()}
+    for number, begin in enumerate(begins):
+        if number in places:
             continue
-        done[number] = _lines(lm.score(encoded[begin : begin + CHUNK]))
-        records.append(number, done[number])
+        lines = (result.as_line() + b"\n" for result in lm.score(encoded(begin)))
+        places[number] = records.append(number, b"".join(lines))
         if progress:
-            progress(min(len(done) * CHUNK, len(pairs)), len(pairs))
-    return kept.save(b"".join(done[number] for number in sorted(done)))
+            progress(min(len(places) * CHUNK, len(pairs)), len(pairs))
+    return kept.save(records.body(places[number], number) for number in range(len(begins)))
 
 
 def question(lm: SequenceProbability, pairs: Pairs) -> Mapping[str, object]:
     """Returns the facts that must be equal for stored results to answer these pairs."""
-    digest = hashlib.sha256("".join(json.dumps(pair) + "\n" for pair in pairs).encode()).hexdigest()
-    return {**lm.identity(), "pairs": digest, "chunk": CHUNK, "format": FORMAT}
-
-
-def _lines(results: list[SequenceScore]) -> bytes:
-    return b"".join(result.as_line() + b"\n" for result in results)
+    digest = hashlib.sha256()
+    for pair in pairs:
+        digest.update(json.dumps(pair).encode() + b"\n")
+    return {**lm.identity(), "pairs": digest.hexdigest(), "chunk": CHUNK, "format": FORMAT}
 
 
 class ResultsManifest(msgspec.Struct, rename={"for_": "for"}):
@@ -146,7 +154,15 @@ class ResultsManifest(msgspec.Struct, rename={"for_": "for"}):
     sha256: Sha256
 
 
-class KeptResults(Resumable[bytes]):
+@dataclass(frozen=True, slots=True)
+class Results:
+    """A file of results."""
+
+    path: Path
+    sha256: str
+
+
+class KeptResults(Resumable[Results]):
     """A folder of the cache for the results of some pairs."""
 
     what, other, again = "a folder of results", "results of another question (it differs in: {})", "give --fresh"
@@ -155,14 +171,18 @@ class KeptResults(Resumable[bytes]):
     def _data(self) -> dict[str, Mark]:
         return {RESULTS: lambda _: True}
 
-    def _open(self, manifest: Mapping[str, Any]) -> bytes:
-        path = self.folder / RESULTS
-        data = path.read_bytes() if path.is_file() else b""
-        if hashlib.sha256(data).hexdigest() != manifest["sha256"]:
-            raise RunError(f"{path} was changed after scoremode wrote it", fix=self.again)
-        return data
+    def _open(self, manifest: Mapping[str, Any]) -> Results:
+        found = Results(self.folder / RESULTS, manifest["sha256"])
+        if not found.path.is_file() or file_sha256(found.path) != found.sha256:
+            raise RunError(f"{found.path} was changed after scoremode wrote it", fix=self.again)
+        return found
 
-    def save(self, data: bytes) -> bytes:
-        write_atomically(self.folder / RESULTS, data)
-        self.finish({"for": KIND, "identity": self.identity, "sha256": hashlib.sha256(data).hexdigest()})
-        return data
+    def save(self, bodies: Iterable[bytes]) -> Results:
+        path, digest = self.folder / RESULTS, hashlib.sha256()
+        with written_atomically(path) as file:
+            for body in bodies:
+                digest.update(body)
+                file.write(body)
+        found = Results(path, digest.hexdigest())
+        self.finish({"for": KIND, "identity": self.identity, "sha256": found.sha256})
+        return found
