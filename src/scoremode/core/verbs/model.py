@@ -25,7 +25,7 @@ from scoremode.core.models.subject import Subject
 from scoremode.core.plan.path import DECODE, PREFILL, DecodePath
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
-from scoremode.core.verbs.progress import Progress, announce
+from scoremode.core.verbs.progress import Progress, announce, tell_display
 from scoremode.core.verbs.question import LastTokens, Question, identify, prepare_question
 from scoremode.core.verbs.replicas import Replicas, Spread, read_spread, replicas_class
 from scoremode.errors import ModelError, OptionError, print_line
@@ -198,6 +198,7 @@ class LazyModel:
         """Stop the engine, unless the caller brought it. The next question starts it again."""
         engine, self._engine = self._engine, None
         if engine is not None and not isinstance(self.plugin, GivenEngine):
+            tell_display(f"stopping {self.engine_name}")
             engine.close()
 
     # ── its runs ─────────────────────────────────────────────────────────────────────────────────────────────────────

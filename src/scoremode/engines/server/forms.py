@@ -96,16 +96,14 @@ class Form:
         own, largest, again, likely = self.numbers(answer, ids, most, self.last)
         if None in own:
             raise WrongAnswerError("a log-probability is not a number")
-        logprob = np.array(own, np.float64)
+        logprob, listed = np.array(own, np.float64), np.array(again, np.float64)
         if (logprob > ROUNDING).any():
             raise not_logprobs(link, self, f"it gives {float(logprob.max()):.3g} as a log-probability")
-        if largest is not None and again is not None:
+        if largest is not None:
             most_likely = np.array(largest, np.float64)
             if (most_likely > ROUNDING).any():
                 raise not_logprobs(link, self, "it gives numbers above 0 as log-probabilities")
-            if (
-                (logprob > most_likely + AGREEMENT) | (np.abs(np.array(again, np.float64) - logprob) > AGREEMENT)
-            ).any():
+            if ((logprob > most_likely + AGREEMENT) | (np.abs(listed - logprob) > AGREEMENT)).any():
                 raise not_logprobs(link, self, "a token's score is not the one that it has among the likeliest tokens")
         logprob = np.where(logprob <= FLOOR, -np.inf, np.minimum(logprob, 0.0))
         return PromptScores(logprob, *names_in(answer), likely)
@@ -234,10 +232,8 @@ def _generated(answer: Generated, ids: Sequence[int], most: int, last: int) -> N
     largest = [score for _, score in first if score is not None]
     if len(largest) < len(first):
         raise WrongAnswerError(NOT_LISTED)
-    again = [
-        score if i == token else one for (i, _), score, one, token in zip(first, largest, own, ids[1:], strict=True)
-    ]
-    return Numbers(own, largest, again)
+    places = zip(first, ids[1:], own, strict=True)
+    return Numbers(own, largest, [score if best == token else one for (best, score), token, one in places])
 
 
 def _with_likely(own: Sequence[float | None], likely: Likely, ids: Sequence[int]) -> Numbers:
@@ -257,8 +253,6 @@ def _require_positions(listed: Sequence[object], wanted: int) -> None:
 FORMS = (
     Form("prompt_logprobs", COMPLETIONS, _ask_prompt_logprobs, Completions, _prompt_logprobs),
     Form("generate", GENERATE, _ask_generate, Generated, _generated, fix=SGLANG_FIX, no_states=SGLANG_STATES),
-    Form(
-        "echo", COMPLETIONS, _ask_echo, Completions, _echoed, note="the server has no prompt_logprobs: scored by echo"
-    ),
+    Form("echo", COMPLETIONS, _ask_echo, Completions, _echoed, note=ECHOES),
 )
 """All forms, in the order in which they are tried. Answers in each of them name the tokens that they are about."""
