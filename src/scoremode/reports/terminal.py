@@ -166,8 +166,8 @@ class TerminalLine(ProgressState):
 
     def __init__(self, label: str, unit: str, stream: TextIO) -> None:
         words = TextColumn("{task.fields[line]}", markup=False)  # brackets in names are not markup
-        screen = PlainConsole(file=stream)
-        self._bar = Progress(SpinnerColumn(), BarColumn(bar_width=20), words, console=screen, transient=True)
+        self._stream, self._screen = stream, PlainConsole(stderr=True)
+        self._bar = Progress(SpinnerColumn(), BarColumn(bar_width=20), words, console=self._screen, transient=True)
         self._task = self._bar.add_task("", total=None, line=self)
         super().__init__(label, unit)
 
@@ -182,6 +182,7 @@ class TerminalLine(ProgressState):
         return self.line()
 
     def __enter__(self) -> TerminalLine:
+        self._screen.file = self._stream
         self._bar.start()
         self.shown.append(self)
         return self
@@ -189,3 +190,4 @@ class TerminalLine(ProgressState):
     def __exit__(self, *_: object) -> None:
         self.shown.remove(self)
         self._bar.stop()
+        self._screen.file = None  # type: ignore[assignment]  # logs of libraries may write to it later: to sys.stderr

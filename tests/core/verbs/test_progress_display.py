@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
+import pty
+import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +19,7 @@ import pytest
 import scoremode as sm
 from scoremode.core.verbs.progress import ProgressState
 from scoremode.reports.command.output import ProgressLines, progress_bar
+from scoremode.reports.command.streams import lasting_stderr
 from tests.s3 import wait_until
 
 
@@ -70,6 +75,41 @@ def test_lines_come_now_and_then_and_end(capsys: pytest.CaptureFixture[str]) -> 
     time.sleep(0.05)
     assert capsys.readouterr().err == ""
     assert "\x1b" not in "".join(said)
+
+
+def test_a_pipe_that_nobody_reads_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 4096)
+    os.set_blocking(writer, True)
+    with os.fdopen(writer, "w") as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        with lasting_stderr() as stream, ProgressLines("scoring", "tokens", 0.01, stream):
+            time.sleep(0.1)
+        monkeypatch.undo()
+        os.close(reader)  # the thread goes on, and ends
+
+
+LATE = """
+import logging
+from scoremode.reports.command.output import progress_bar
+
+with progress_bar("scoring") as progress:
+    handler = logging.StreamHandler()  # it keeps the stream of now, as those of libraries do
+logging.getLogger("library").addHandler(handler)
+logging.getLogger("library").warning("a late line")
+"""
+
+
+def test_a_library_may_log_to_the_terminal_when_the_line_is_gone() -> None:
+    ours, theirs = pty.openpty()
+    subprocess.run([sys.executable, "-c", LATE], stderr=theirs, stdout=theirs, check=True, timeout=60)
+    os.close(theirs)
+    assert b"a late line" in (said := os.read(ours, 1 << 16))
+    assert b"Traceback" not in said
+    os.close(ours)
 
 
 def test_quiet_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

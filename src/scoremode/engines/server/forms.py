@@ -50,6 +50,7 @@ class Answer(msgspec.Struct, kw_only=True):
     model: Any = None
     system_fingerprint: Any = None
     metadata: Any = None
+    meta_info: Any = None
 
 
 class Numbers(NamedTuple):
@@ -225,7 +226,7 @@ def _generated(answer: Generated, ids: Sequence[int], most: int, last: int) -> N
     if renamed and not (renamed == {(0, max(ids))} and max(ids) >= last):
         raise WrongAnswerError("it is not about the tokens that were sent")
     own = [one.logprob for one in listed[1:]]
-    if most:
+    if most or any(found and len(found) > 1 for found in likely):
         each = [{str(one.id): one.logprob for one in found or () if one.logprob is not None} for found in likely[1:]]
         return _with_likely(own, each, ids)
     first = [(found[0].id, found[0].logprob) if found else (0, None) for found in likely[1:]]

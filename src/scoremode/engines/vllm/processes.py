@@ -53,9 +53,10 @@ def end_openmp_threads() -> None:
     A forked process has none of them, and GNU's library would wait for them forever: vLLM forks on a GPU, and another
     engine may have computed here before.
     """
-    lines = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()]
+    lines = [line.split(maxsplit=5) for line in os.fsdecode(Path("/proc/self/maps").read_bytes()).splitlines()]
     for library in {line[5] for line in lines if len(line) == 6 and Path(line[5]).name.startswith("libgomp")}:
-        ctypes.CDLL(library).omp_pause_resource_all(OMP_PAUSE_HARD)
+        with contextlib.suppress(OSError, AttributeError):  # it was replaced on the disk, or is older than OpenMP 5.0
+            ctypes.CDLL(library).omp_pause_resource_all(OMP_PAUSE_HARD)
 
 
 # ── output ───────────────────────────────────────────────────────────────────────────────────────────────────────────

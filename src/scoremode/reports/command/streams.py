@@ -59,16 +59,13 @@ class Results(io.TextIOWrapper):
 def lasting_stderr() -> Iterator[TextIO]:
     """Yields standard error on a descriptor of its own, for progress while an engine sends descriptor 2 to a log."""
     try:
-        descriptor = os.dup(sys.stderr.fileno())
-    except (OSError, ValueError):  # it is no file, as in a test
+        file = io.FileIO(os.dup(sys.stderr.fileno()), "w")
+    except (OSError, ValueError, AttributeError):  # it is no file, as in a test
         yield sys.stderr
         return
-    stream = open(descriptor, "w", encoding=sys.stderr.encoding, errors="backslashreplace")  # noqa: SIM115
-    try:
+    # without a buffer, whose lock a writer would keep while nobody reads the pipe
+    with io.TextIOWrapper(file, sys.stderr.encoding, "backslashreplace", write_through=True) as stream:
         yield stream
-    finally:
-        with contextlib.suppress(OSError):  # its reader left
-            stream.close()
 
 
 def prepare() -> None:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from scoremode.core.cache.entries import hold_entry
 from scoremode.core.disk.files import file_sha256, written_atomically
 from scoremode.core.disk.folders import JOURNAL, MANIFEST, RESULTS, Mark, entry_folder
 from scoremode.core.disk.manifests import Sha256
@@ -93,6 +94,7 @@ def score_to_file(
         else:
             folder = entry_folder("prob", identity)
         kept = stack.enter_context(KeptResults(folder, identity, fresh=fresh))
+        hold_entry(folder)
         known = kept.finished
         is_there = _is_there(output, known, fresh=fresh)  # other results are refused before the engine starts
         results = known or _score(lm, pairs, kept, progress)
