@@ -166,8 +166,9 @@ def _right_in_long_prompts(own: list[list[Any]], top: list[Any]) -> None:
 
 
 def _again(own: list[list[Any]], top: list[Any]) -> None:
-    for one, entries in zip(own[1:], top[1:], strict=True):
-        entries.append([one[0] - 1.0, one[1], None])
+    if len(own) > 32:
+        for one, entries in zip(own[1:], top[1:], strict=True):
+            entries.append([one[0] - 1.0, one[1], None])
 
 
 TRICKS: dict[str, tuple[Edit, str]] = {
@@ -178,7 +179,7 @@ TRICKS: dict[str, tuple[Edit, str]] = {
     "right, in long prompts": (_right_in_long_prompts, "does not change with the last token|not the one that it has"),
     "half": (lambda own, _: _moved(own, [one[0] / 2 for one in own[1:]]), "not the one that it has"),
     "five less": (lambda own, _: _moved(own, [one[0] - 5 for one in own[1:]]), "not the one that it has"),
-    "listed twice": (_again, "not the one that it has"),
+    "listed twice, in long prompts": (_again, "not the one that it has"),
     "five more": (lambda own, _: _moved(own, [5.0 for _ in own[1:]]), "it gives 5 as a log-probability"),
 }
 
