@@ -33,8 +33,8 @@ LONGEST = (
     ),
     *("engines/server/test_real_server", "engines/vllm/test_smollm2", "engines/vllm/test_compare", "remote/ray/"),
     *("engines/vllm/test_prob", "remote/service/", "engines/vllm/test_", "hostile/", "head/test_fused"),
-    *("core/store/test_", "test_wheel", "test_docs", "benchmarks/", "oracles/", "studies/", "remote/"),
-    *("core/verbs/", "cli/", "reports/test_browser"),
+    *("core/store/test_", "test_wheel", "test_docs", "test_removal", "benchmarks/", "oracles/", "studies/", "remote/"),
+    *("engines/", "core/verbs/", "cli/", "reports/test_browser"),
 )
 # files that start vLLM, in two groups, one process for each: importing vLLM takes long, and engines are shared
 VLLM_FIRST = ("engines/vllm/test_quantized", "engines/vllm/test_parallel", "engines/vllm/test_compare")
