@@ -32,7 +32,6 @@ from scoremode.core.strict_json import LARGEST, read_object
 from scoremode.errors import InputError, RunError, print_line
 
 REPORT_MARK = b'<meta name="generator" content="scoremode'
-COPIED = 1 << 20  # bytes at a time
 MARK_WITHIN = 1024  # the mark is within this many first bytes of a report
 
 
@@ -87,7 +86,7 @@ class Output:
                 written_atomically(self.path) as file,
                 io.BytesIO(data) if isinstance(data, bytes) else data.open("rb") as source,
             ):
-                shutil.copyfileobj(source, file, COPIED)
+                shutil.copyfileobj(source, file)
         except OSError as error:
             fix = f"give another file to {self.flag}"
             raise RunError(f"{self.name} cannot be written ({error.strerror})", fix=fix) from None

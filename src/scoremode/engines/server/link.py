@@ -143,9 +143,10 @@ class Link:
         while True:
             try:
                 status, headers, data = self._exchange(method, self.root + path, content, kind, largest)
-                raw = binary and status < 300
-                read = Reply(status, None, "", data) if raw else None
-                reply = read or self._read_json(status, headers, data, path, final=final, answer=answer)
+                if binary and status < 300:
+                    reply = Reply(status, None, "", data)
+                else:
+                    reply = self._read_json(status, headers, data, path, final=final, answer=answer)
                 self._told = False
                 return reply
             except FailedError as failure:

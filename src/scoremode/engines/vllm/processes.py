@@ -1,4 +1,4 @@
-"""Finds and ends the processes that vLLM starts for an engine, and redirects their output.
+"""Finds and ends the processes that vLLM starts for an engine, makes this one safe to fork, and redirects output.
 
 The output goes to a log file: a user sees one line, and can still read everything.
 """
