@@ -212,6 +212,16 @@ def listed(words: Sequence[str], last: str = "and") -> str:
     return f" {last} ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
+def few(words: Sequence[str], most: int = 8) -> str:
+    """The first words of a list that may be long and come from anywhere, and how many more there are.
+
+    >>> few(["a", "b", "c"], 2)
+    'a, b, … and 1 more'
+    """
+    left_out = len(words) - most
+    return ", ".join(shortened(word, 200) for word in words[:most]) + (f", … and {left_out:,} more" * (left_out > 0))
+
+
 def print_line(line: str) -> None:
     """Logs a warning that the command line prints as it is, even without ``scoremode: `` before it."""
     LOGGER.warning(line.removeprefix("scoremode: "), extra={"line": line})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 from scoremode.errors import OptionError, shortened
@@ -54,6 +55,21 @@ def path_text(name: str, value: Any) -> str:
         what = f"{name} is {_shown(value)}, which is neither a name nor a path"
         raise OptionError(what, fix="give a string or a Path")
     return given
+
+
+def user_path(path: str) -> Path:
+    """A path in which a leading ``~`` or ``~USER`` is that home folder; refuses a user whom this machine does not know.
+
+    >>> user_path("~nobody-of-that-name/models")
+    Traceback (most recent call last):
+    ...
+    scoremode.errors.OptionError: ~nobody-of-that-name is no home folder of this machine; write the path out
+    """
+    try:
+        return Path(path).expanduser()
+    except (RuntimeError, ValueError):
+        user = shortened(path.partition("/")[0])
+        raise OptionError(f"{user} is no home folder of this machine", fix="write the path out") from None
 
 
 def _shown(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The Hugging Face hub: can it be reached, and why did it not give a file?
+"""The Hugging Face hub: can it be reached, can its answers be used, and why did it not give a file?
 
 Clients of the hub and of buckets try again for up to a minute; here is one attempt.
 """
@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from scoremode.errors import one_line
+import msgspec
+
+from scoremode.core.strict_json import Commit, Digest, Sha256, Size, require_inside
+from scoremode.errors import ModelError, ScoremodeError, one_line
 
 HUB = "https://huggingface.co"
 SECONDS = 1.5  # for looking up the name and connecting: a command without a network answers within 3
@@ -25,6 +29,8 @@ LOGIN = "accept its terms on its page, then log in with: hf auth login (or set H
 NAME = "check the name, give a local folder, or log in with: hf auth login"
 PAGE = "check its page on the hub"
 FOLDER = "give a local folder"
+LARGEST_ANSWER = 256 << 20  # bytes of an answer that says no length
+SPAN = re.compile(r"bytes=(\d{1,18})-(\d{1,18})")
 
 
 def hub_is_reachable() -> bool:
@@ -65,6 +71,7 @@ def offline_if_unreachable() -> Iterator[bool]:
 
     Yields whether it can. ``datasets`` must be imported inside the block or before.
     """
+    check_answers()
     if _is_true(os.environ.get("HF_HUB_OFFLINE")) or hub_is_reachable():  # in offline mode the client says so itself
         yield True
         return
@@ -84,6 +91,124 @@ def offline_if_unreachable() -> Iterator[bool]:
             module: Any = sys.modules.get(name)
             if module is not None:
                 module.HF_HUB_OFFLINE = settings[changed.index(module)] if module in changed else _is_true(before)
+
+
+# ── its answers ──────────────────────────────────────────────────────────────────────────────────────────────────────
+class LargeFile(msgspec.Struct):
+    sha256: Sha256 | None = None  # in the list of a repository
+    oid: Sha256 | None = None  # in the list of a folder
+    size: Size | None = None
+
+
+class HubFile(msgspec.Struct):
+    """A file as the hub lists it, with those of its fields that its client makes names of files from."""
+
+    rfilename: str = ""  # in the list of a repository
+    path: str = ""  # in the list of a folder
+    size: Size | None = None
+    lfs: LargeFile | None = None
+    oid: Digest | None = None
+    blobId: Digest | None = None  # noqa: N815 - as in the answer
+    xetHash: Sha256 | None = None  # noqa: N815
+
+    def __post_init__(self) -> None:
+        require_inside(self.rfilename or self.path)
+
+
+class HubRepository(msgspec.Struct):
+    sha: Commit | None = None
+    siblings: list[HubFile] | None = None
+
+
+class HubHeaders(msgspec.Struct):
+    commit: Commit | None = msgspec.field(default=None, name="X-Repo-Commit")
+    xet: Sha256 | None = msgspec.field(default=None, name="X-Xet-Hash")
+    etag: Digest | None = msgspec.field(default=None, name="ETag")
+    size: Size | None = msgspec.field(default=None, name="Content-Length")
+
+
+_sizes: dict[str, int] = {}  # of files, by their addresses, as the hub stated them
+
+
+def check_answers() -> None:
+    """From now on the hub's client refuses answers that could name a file outside its cache, or that never end.
+
+    The client believes them: a commit, a path and an ETag become names of files that it writes.
+    """
+    from huggingface_hub import set_client_factory
+    from huggingface_hub.utils import _http
+
+    factory: Any = _http._GLOBAL_CLIENT_FACTORY  # perhaps the user's own
+    if hasattr(factory, "is_checking"):
+        return
+
+    def make_client() -> Any:
+        client = factory()
+        hooks = client.event_hooks
+        client.event_hooks = {**hooks, "response": [*hooks.get("response", ()), _check]}
+        return client
+
+    make_client.is_checking = True  # type: ignore[attr-defined]
+    set_client_factory(make_client)
+
+
+def usable_answer(answer: Any, value: Any, form: Any, *, strict: bool = True) -> Any:
+    """A value in an answer of the hub as an object of this form; ModelError if it is none."""
+    try:
+        return msgspec.convert(value, form, strict=strict)
+    except ValueError as error:
+        raise unusable_answer(answer, str(error)) from None
+
+
+def unusable_answer(answer: Any, reason: str) -> ModelError:
+    host = answer.request.url.netloc.decode("ascii", "replace")
+    return ModelError(f"the hub at {host} gave an unusable answer: {reason}", fix=f"check HF_ENDPOINT, or {FOLDER}")
+
+
+def _check(answer: Any) -> None:
+    """Refuses the headers of an answer, or sees to it that its content is checked when it is read."""
+    headers, address = answer.headers, str(answer.request.url)
+    names = {name: headers.get(name) for name in ("X-Repo-Commit", "X-Xet-Hash")}
+    if answer.request.method == "HEAD" and names["X-Repo-Commit"] and answer.status_code < 400:
+        tag = headers.get("X-Linked-Etag") or headers.get("ETag")
+        length = headers.get("X-Linked-Size") or (None if answer.is_redirect else headers.get("Content-Length"))
+        names |= {"ETag": tag and tag.lstrip("W/").strip('"'), "Content-Length": length}
+    stated = usable_answer(answer, names, HubHeaders, strict=False)
+    if stated.size is not None:
+        _sizes[address] = stated.size
+        _sizes[str(answer.next_request.url if answer.next_request else address)] = stated.size
+    most = _sizes.get(address, 2**63 if "Content-Length" in headers else LARGEST_ANSWER)
+    if span := SPAN.fullmatch(answer.request.headers.get("Range", "")):
+        most = int(span[2]) - int(span[1]) + 1
+    chunks, read = answer.iter_bytes, answer.read
+
+    def read_checked() -> bytes:
+        answer.iter_bytes = lambda size=None: _at_most(most if span else LARGEST_ANSWER, chunks(size), answer)
+        content: bytes = read()
+        if not span and answer.is_success:
+            _check_lists(answer)
+        return content
+
+    answer.iter_bytes = lambda chunk_size=None: _at_most(most, chunks(chunk_size), answer)
+    answer.read = read_checked
+
+
+def _at_most(most: int, chunks: Iterator[bytes], answer: Any) -> Iterator[bytes]:
+    for chunk in chunks:
+        most -= len(chunk)
+        if most < 0:
+            raise unusable_answer(answer, "it sends more than it stated")
+        yield chunk
+
+
+def _check_lists(answer: Any) -> None:
+    with contextlib.suppress(ValueError, RecursionError):  # then its client cannot read it either
+        value = answer.json()
+        if isinstance(value, Mapping) and ("sha" in value or "siblings" in value):
+            usable_answer(answer, value, HubRepository)
+        elif isinstance(value, list):
+            files = [one for one in value if isinstance(one, Mapping) and "path" in one]
+            usable_answer(answer, files, list[HubFile])
 
 
 # ── its client ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -107,6 +232,9 @@ def explain_hub_error(error: Exception) -> tuple[str, str]:
     def is_among(kind: type[Exception]) -> bool:
         return any(isinstance(one, kind) for one in causes_of(error))
 
+    for cause in causes_of(error):
+        if isinstance(cause, ScoremodeError):  # its answer was refused
+            return cause.message, cause.fix
     # the first match counts: a GatedRepoError is also a RepositoryNotFoundError
     known: tuple[tuple[type[Exception], str, str], ...] = (
         (errors.GatedRepoError, "access to it is restricted (a gated repository)", LOGIN),

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from scoremode.core.arguments import ALMOST_URI
+from scoremode.core.arguments import ALMOST_URI, user_path
 from scoremode.errors import OptionError, RunError, harmless
 
 LOCK = ".lock"  # while a process writes into the folder
@@ -54,7 +54,7 @@ def cache_folder() -> Path:
                 raise OptionError(
                     "SCOREMODE_CACHE is a URI, but the cache must be a folder of this machine", fix=SET_IT
                 )
-            return Path(chosen).expanduser()
+            return user_path(chosen)
         base = os.environ.get("XDG_CACHE_HOME")
         return (Path(base) if base else Path.home() / ".cache") / "scoremode"
     except RuntimeError:  # this user has no home

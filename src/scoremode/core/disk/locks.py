@@ -64,7 +64,7 @@ class Lock:
         try:
             if make_folder:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-            return os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+            return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         except OSError as error:
             raise RunError(
                 f"{self.path.parent} cannot be written ({error.strerror})", fix=give_another(self.path.parent)

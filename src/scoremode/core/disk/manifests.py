@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from scoremode.core import strict_json
 from scoremode.core.disk.files import write_atomically
 from scoremode.core.strict_json import is_usable, read_object
 from scoremode.errors import RunError, harmless, readable
@@ -32,7 +33,7 @@ Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 Positive = Annotated[int, Meta(ge=1, le=1 << 62)]
 NotNegative = Annotated[float, Meta(ge=0)]
 Text = Annotated[str, Meta(min_length=1)]
-Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Sha256 = strict_json.Sha256
 
 
 def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:

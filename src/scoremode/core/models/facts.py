@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.core import extensions
+from scoremode.core.arguments import user_path
 from scoremode.core.disk.files import remembered_sha256, require_plain_files
 from scoremode.core.models.embedded import EMBEDDED, embedded_model
 from scoremode.core.models.safetensors import read_header, sizes_of, stored_bytes
 from scoremode.core.models.sizes import ModelSizes
 from scoremode.core.strict_json import read_object
-from scoremode.errors import ModelError, OptionError, did_you_mean
+from scoremode.errors import ModelError, OptionError, did_you_mean, few
 
 FINGERPRINTED = (".json", ".jinja", ".model", ".txt", ".py")  # besides the weights
 
@@ -51,16 +52,16 @@ class ModelFacts:
 
 def resolve(name: str, *, revision: str | None = None, token: str | None = None) -> Path:
     """The folder of a model: the embedded one by name, a local folder, or a repository on the Hugging Face hub."""
-    if name == EMBEDDED or Path(name).expanduser().is_dir():
+    if name == EMBEDDED or user_path(name).is_dir():
         if revision is not None:
             raise OptionError(
                 f"--revision does not apply to {name}, which is not on the hub", fix="leave --revision out"
             )
         if name == EMBEDDED:
             return embedded_model()
-        require_plain_files(Path(name).expanduser())
-        return Path(name).expanduser()
-    path = Path(name).expanduser()
+        require_plain_files(user_path(name))
+        return user_path(name)
+    path = user_path(name)
     if path.is_file():
         raise ModelError(f"{name} is a file", fix="give the folder of a Hugging Face checkpoint")
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
@@ -88,7 +89,7 @@ def hub_config(name: str, revision: str | None = None, token: str | None = None,
             return Path(snapshot_download(name, allow_patterns=[*more], **its)) if more else config.parent
     except errors.RemoteEntryNotFoundError:
         models = [model for reader in extensions.offered("model-names") for model in reader.models_in(name)]
-        fix = f"give a checkpoint{' or a GGUF model: ' if models else ''}{', '.join(models)}"
+        fix = f"give a checkpoint{' or a GGUF model: ' if models else ''}{few(models)}"
         raise ModelError(f"{name} on the Hugging Face hub has no config.json", fix=fix) from None
     except Exception as error:
         reason, fix = explain_hub_error(error)

@@ -20,10 +20,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from scoremode.core.arguments import user_path
 from scoremode.core.disk.files import open_regular
 from scoremode.core.models.names import reader_of
 from scoremode.core.models.sizes import ModelSizes, add_up
-from scoremode.errors import ModelError
+from scoremode.errors import ModelError, few
 
 SUFFIX = ".gguf"
 SPLIT = re.compile(r"^(.*)-(\d{5})-of-(\d{5})\.gguf$")
@@ -104,14 +105,14 @@ def find_files(name: str) -> tuple[Path, ...]:
     A name that is no path is given to the wing that reads it.
     """
     reader = reader_of(name)
-    path = Path(name).expanduser() if reader is None else reader.find(name)
+    path = user_path(name) if reader is None else reader.find(name)
     if path.is_dir():
         models = gguf_models(path)
         if not models:
             raise ModelError(f"the folder {path} has no GGUF file", fix="give the .gguf file")
         if len(models) > 1:
             raise ModelError(
-                f"the folder {path} has {len(models)} models ({', '.join(p.name for p in models[:4])})",
+                f"the folder {path} has {len(models)} models ({few([p.name for p in models], 4)})",
                 fix=f"name one: {models[0]}",
             )
         path = models[0]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from scoremode.core import extensions
+from scoremode.core.arguments import user_path
 
 
 class ModelNames(Protocol):
@@ -35,7 +36,7 @@ class ModelNames(Protocol):
 
 def reader_of(name: str) -> ModelNames | None:
     """What reads a name; None if it is a path, or the name of a checkpoint."""
-    if Path(name).expanduser().exists():
+    if user_path(name).exists():
         return None
     found: ModelNames | None = next((one for one in extensions.offered("model-names") if one.claims(name)), None)
     return found

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from scoremode.core import extensions
-from scoremode.core.arguments import path_text
+from scoremode.core.arguments import path_text, user_path
 from scoremode.core.cache.units import size_words
 from scoremode.core.disk.folders import MANIFEST, REFERENCE
 from scoremode.core.disk.stores import is_there
@@ -159,7 +159,7 @@ def expand_candidates(given: Sequence[str | os.PathLike[str]], baseline: str = "
 
 
 def _expanded(name: str, baseline: str) -> list[str]:
-    path, reader = Path(name).expanduser(), reader_of(name)
+    path, reader = user_path(name), reader_of(name)
     if reader is not None:
         return reader.expand(name, baseline)
     if is_uri(name) or path.is_file():

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from scoremode.core.arguments import user_path
 from scoremode.core.engine.options import Options, hub_token, option
 from scoremode.core.engine.plugin import Capabilities, EnginePlugin, Placement, SelfTest, Work, subject_of_checkpoint
 from scoremode.core.installation import pip_install
@@ -91,7 +92,7 @@ class ExllamaPlugin(EnginePlugin):
         from scoremode.core.strict_json import read_object
 
         with suppress(OSError, ValueError):  # no such file, or a damaged one
-            config = read_object(Path(model).expanduser() / "config.json", constants=True)
+            config = read_object(user_path(model) / "config.json", constants=True)
             quantization = config.get("quantization_config")
             return isinstance(quantization, dict) and quantization.get("quant_method") == METHOD
         return False

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from scoremode.core.arguments import user_path
 from scoremode.core.engine.plugin import Capabilities, EnginePlugin, MemoryNeed, Placement, SelfTest, Work
 from scoremode.core.plan.path import CHUNKED, PATHS
 from scoremode.engines.llamacpp.llamacpp_options import LlamaCppOptions, LlamaCppParameters
@@ -36,7 +37,7 @@ class LlamaCppPlugin(EnginePlugin):
         from scoremode.core.models.gguf import SUFFIX, gguf_models
         from scoremode.core.models.names import reader_of
 
-        path = Path(model).expanduser()
+        path = user_path(model)
         if model.lower().endswith(SUFFIX) or reader_of(model) is not None:
             return True
         return path.is_dir() and not any(path.glob("*.safetensors")) and bool(gguf_models(path))

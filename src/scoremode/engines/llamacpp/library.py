@@ -26,6 +26,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
+from scoremode.core.arguments import user_path
 from scoremode.core.disk.files import remembered_sha256
 from scoremode.engines.llamacpp import crash_handlers
 from scoremode.errors import EngineError, ModelError
@@ -313,7 +314,7 @@ def _keep_error(complaints: deque[str], level: int, text: bytes | None) -> None:
 
 
 def _own_file() -> tuple[Path, type, type]:
-    return Path(os.environ[OWN_FILE]).expanduser().resolve(), ModelParameters, ContextParameters
+    return user_path(os.environ[OWN_FILE]).resolve(), ModelParameters, ContextParameters
 
 
 def _own_build() -> tuple[Path, type, type]:

@@ -7,6 +7,7 @@ from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from scoremode.core.arguments import user_path
 from scoremode.core.engine.plugin import Capabilities, EnginePlugin, MemoryNeed, SelfTest, Work, subject_of_checkpoint
 from scoremode.core.installation import pip_install
 from scoremode.core.models.sizes import cache_bytes
@@ -40,7 +41,7 @@ class MlxPlugin(EnginePlugin):
         from scoremode.core.strict_json import read_object
 
         try:
-            return quantization_of(read_object(Path(model).expanduser() / "config.json", constants=True)) is not None
+            return quantization_of(read_object(user_path(model) / "config.json", constants=True)) is not None
         except (OSError, ValueError):  # no folder of this machine, or a damaged config
             return model.lower().startswith("mlx-community/")
 

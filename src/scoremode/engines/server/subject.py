@@ -17,7 +17,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from scoremode.core.arguments import read_key
+from scoremode.core.arguments import read_key, user_path
 from scoremode.core.hub import offline_if_unreachable
 from scoremode.core.models.embedded import EMBEDDED
 from scoremode.core.models.facts import resolve
@@ -111,7 +111,7 @@ def _tokenizer(model: str, named: str | None, service: TokenService) -> Compared
     """The tokenizer that was named, else the model's own if it is at hand, else the server's."""
     if named is not None:
         return ComparedTokenizer(HuggingFaceTokenizer.load(_folder(named)), service)
-    is_here = model == EMBEDDED or Path(model).expanduser().is_dir()
+    is_here = model == EMBEDDED or user_path(model).is_dir()
     found = _folder(model) if is_here else _on_hub(model)
     if found is not None:
         return ComparedTokenizer(HuggingFaceTokenizer.load(found), service)
@@ -141,7 +141,7 @@ def _on_hub(name: str) -> str | Path | None:
 
 
 def _folder(name: str) -> str | Path:
-    return resolve(name) if name == EMBEDDED else Path(name).expanduser() if Path(name).expanduser().is_dir() else name
+    return resolve(name) if name == EMBEDDED else user_path(name) if user_path(name).is_dir() else name
 
 
 # ── tokens ───────────────────────────────────────────────────────────────────────────────────────────────────────────

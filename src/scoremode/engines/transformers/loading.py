@@ -6,11 +6,11 @@ import hashlib
 import re
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from scoremode.core.arguments import user_path
 from scoremode.core.disk.files import remembered_sha256
 from scoremode.core.engine.options import DTYPES
 from scoremode.core.engine.registry import known_engines
@@ -106,7 +106,7 @@ def _dropped(model: Any, facts: ModelFacts) -> list[str]:
 # ── PEFT adapters: small sets of weights in their own folder, added to a model after it is loaded ─────────────────────
 def with_adapter(subject: Subject, folder: str) -> Subject:
     """The subject with an adapter added: another model, with another fingerprint. No weights are loaded."""
-    path = Path(folder).expanduser()
+    path = user_path(folder)
     if find_spec("peft") is None:
         raise ModelError("--adapter needs the package 'peft'", fix=pip_install("peft"))
     for name in ADAPTER_FILES:
@@ -128,7 +128,7 @@ def _with_layers_of(folder: str, model: Any) -> Any:
     from peft import PeftModel
 
     try:
-        wrapped = PeftModel.from_pretrained(model, str(Path(folder).expanduser()))
+        wrapped = PeftModel.from_pretrained(model, str(user_path(folder)))
         if wrapped.active_peft_config.is_prompt_learning:
             raise ValueError("it adds tokens before every prompt")
         return wrapped.base_model.model

@@ -6,8 +6,10 @@ name that the client looks for, and the client does the rest.
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
+from stat import S_ISREG
 
 from scoremode.core.cache.units import size_words
 from scoremode.core.disk.locks import hold_lock
@@ -15,6 +17,7 @@ from scoremode.core.verbs.progress import duration, tell_display
 from scoremode.errors import ModelError
 
 CHUNK = 1 << 20  # bytes between two looks at the clock
+PART_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 DENIED = (401, 403, 404)  # the client asks again, and says why
 SILENCE = 30.0  # seconds after which a connection is given up
 
@@ -26,8 +29,8 @@ def fetch_blob(url: str, blob: Path, size: int, what: str) -> None:
     """
     part = blob.with_name(f"{blob.name}.incomplete")
     with hold_lock(blob.with_name(f"{blob.name}.lock"), waiting=f"another process is fetching {what}: waiting for it"):
-        if part.is_symlink():  # what it names is somebody else's
-            part.unlink()
+        if os.path.lexists(part) and (not S_ISREG(part.lstat().st_mode) or part.lstat().st_nlink > 1):
+            part.unlink()  # what a link names is somebody else's, and a FIFO would be waited for
         while not blob.exists():
             have = _length(part)
             reason = _append(url, part, size, what) if have < size else ""
@@ -56,14 +59,17 @@ def _append(url: str, part: Path, size: int, what: str) -> str | None:
                     None if answer.status_code in DENIED else f"the hub answered with HTTP status {answer.status_code}"
                 )
             first = done = have if answer.status_code == 206 else 0  # 200: the whole file, in spite of the range
-            with part.open("r+b" if first else "wb") as file:
+            with os.fdopen(os.open(part, PART_FLAGS, 0o666), "r+b") as file:
                 file.seek(first)
+                file.truncate()
                 for chunk in answer.iter_raw(CHUNK):
                     done += file.write(chunk[: size - done])
                     rate = (done - first) / max(time.monotonic() - began, 1e-9)
                     left = duration((size - done) / max(rate, 1e-9))
                     said = f"{size_words(done)} of {size_words(size)}, {size_words(round(rate))}/s, about {left} left"
                     tell_display(said, "detail")
+                    if done >= size:  # a hub may send more, without an end
+                        break
     except httpx.HTTPError as error:
         return f"{type(error).__name__} {error}".strip()
     return "the connection ended early"

@@ -21,11 +21,19 @@ from typing import Any
 
 from scoremode.core.cache.units import size_words
 from scoremode.core.disk.files import remembered_sha256
-from scoremode.core.hub import explain_hub_error, offline_if_unreachable, quiet
+from scoremode.core.hub import (
+    HubRepository,
+    explain_hub_error,
+    offline_if_unreachable,
+    quiet,
+    unusable_answer,
+    usable_answer,
+)
 from scoremode.core.models.gguf import SPLIT, SUFFIX
 from scoremode.core.models.names import reader_of
-from scoremode.errors import ModelError, RunError, print_line
-from scoremode.remote.models.fetching import fetch_blob
+from scoremode.core.strict_json import parse
+from scoremode.errors import ModelError, RunError, few, print_line
+from scoremode.remote.models.fetching import SILENCE, fetch_blob
 
 BY_TYPE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+):(?P<type>[\w.*-]+)")
 BY_FILE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)/(?P<file>[^*?\x00-\x1f]+\.gguf)", re.IGNORECASE)
@@ -37,6 +45,8 @@ TYPE = re.compile(
 HASH = re.compile("[0-9a-f]{64}")
 BESIDE = re.compile("mmproj|^imatrix|imatrix[.]gguf$")  # in names of files that are no language models
 EVERY = "*"
+
+File = tuple[str, int | None, str | None]  # its name, bytes and sha256, as far as they are stated
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,25 +113,24 @@ class HubNames:
 
     def find(self, name: str) -> Path:
         model, repo, commit = _chosen(name)
-        paths = [
-            self._fetch(name, repo, commit, file, size=size, sha256=sha256)
-            for file, size, sha256 in zip(model.files, model.sizes, model.hashes, strict=True)
-        ]
+        files = zip(model.files, model.sizes, model.hashes, strict=True)
+        paths: list[Path] = _ask(name, lambda: [self._fetch(name, repo, commit, file) for file in files])
         return paths[0]
 
-    def _fetch(self, name: str, repo: str, commit: str, file: str, *, size: int | None, sha256: str | None) -> Path:
+    def _fetch(self, name: str, repo: str, commit: str, stated: File) -> Path:
         from huggingface_hub import hf_hub_download, hf_hub_url, try_to_load_from_cache
 
+        file, size, sha256 = stated
         blobs, here = _folder(repo) / "blobs", try_to_load_from_cache(repo, file, revision=commit)
         if not isinstance(here, str):
             before = {one.resolve() for one in blobs.glob("*")}  # with another commit, the content may be here already
             if not (blobs / str(sha256)).exists():
                 how_large = "" if size is None else f", {size_words(size)}"
                 print_line(f"scoremode: fetching {file} of {repo} from the hub{how_large}")
-            if sha256 and HASH.fullmatch(sha256) and size:
+            if sha256 and size:
                 url = hf_hub_url(repo, file, revision=commit, endpoint=_endpoint())
-                _ask(name, lambda: fetch_blob(url, blobs / sha256, size, f"{file} of {repo}"))
-            here = _ask(name, lambda: hf_hub_download(repo, file, revision=commit, endpoint=_endpoint()))
+                fetch_blob(url, blobs / sha256, size, f"{file} of {repo}")
+            here = hf_hub_download(repo, file, revision=commit, endpoint=_endpoint())
             if Path(here).resolve() not in before:
                 self.fetched.setdefault(name, []).append((repo, Path(here)))
         path = Path(here)
@@ -143,8 +152,9 @@ HUB_NAMES = HubNames()
 
 def _remove(path: Path, repo: str) -> None:
     """Removes a file from the hub's cache: its name in a snapshot, and its content, unless that lies elsewhere."""
-    content = path.resolve()
-    path.unlink(missing_ok=True)
+    content, folder = path.resolve(), _folder(repo).resolve()
+    if path.parent.resolve().is_relative_to(folder / "snapshots"):
+        path.unlink(missing_ok=True)
     if content.parent == (_folder(repo) / "blobs").resolve():
         content.unlink(missing_ok=True)
 
@@ -161,11 +171,11 @@ def _chosen(name: str) -> tuple[HubModel, str, str]:
         found = [model for model in its.models if (model.type or "").lower() == wanted.lower()]
     if len(found) == 1:
         return found[0], repo, its.commit
-    there = ", ".join(model.words(short) for short, model in its.named())
+    there = few([model.words(short) for short, model in its.named()])
     if not found:
         fix = f"choose one of {there}" if there else "give a repository with GGUF files"
         raise ModelError(f"{repo} has no {wanted}", fix=fix)
-    files = ", ".join(model.words(f"{repo}/{model.files[0]}") for model in found)
+    files = few([model.words(f"{repo}/{model.files[0]}") for model in found])
     raise ModelError(f"{repo} has {len(found)} models of the type {wanted}", fix=f"choose one of {files}")
 
 
@@ -177,15 +187,34 @@ def _named(repo: str) -> list[tuple[str, HubModel]]:
 @cache
 def listing(repo: str) -> Listing:
     """The GGUF models of a repository; from the client's cache if the hub cannot be reached."""
-    from huggingface_hub import HfApi, constants
+    from huggingface_hub import constants
 
     with offline_if_unreachable() as reachable, quiet():
         if not reachable or constants.HF_HUB_OFFLINE:
             return _in_cache(repo, "offline mode is on" if reachable else "the hub cannot be reached")
-        info = _ask(repo, lambda: HfApi(endpoint=_endpoint()).model_info(repo, files_metadata=True))
-    siblings: list[Any] = [one for one in info.siblings or () if one.rfilename.lower().endswith(SUFFIX)]
-    files = [(one.rfilename, one.size, one.lfs and one.lfs.sha256) for one in siblings]
-    return Listing(str(info.sha), _models(files))
+        commit, files = _ask(repo, lambda: _files(repo))
+    return Listing(commit, _models(files))
+
+
+def _files(repo: str) -> tuple[str, list[File]]:
+    """The newest commit of a repository and its GGUF files, as the hub states them. The client would believe more."""
+    from huggingface_hub import constants, get_session
+    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, validate_repo_id
+
+    validate_repo_id(repo)
+    url, headers = f"{_endpoint() or constants.ENDPOINT}/api/models/{repo}?blobs=true", build_hf_headers()
+    answer = get_session().get(url, headers=headers, timeout=SILENCE)
+    hf_raise_for_status(answer)
+    try:
+        about = usable_answer(answer, parse(answer.content), HubRepository)
+        files = [one for one in about.siblings or () if one.rfilename.lower().endswith(SUFFIX)]
+        if hidden := [one.rfilename for one in files if not one.rfilename.isprintable()]:
+            raise ValueError(f"the name {hidden[0]!r}")
+        if about.sha is None:
+            raise ValueError("it has no sha")
+    except ValueError as error:
+        raise unusable_answer(answer, str(error)) from None
+    return about.sha, [(one.rfilename, one.size, one.lfs and one.lfs.sha256) for one in files]
 
 
 def _in_cache(repo: str, reason: str) -> Listing:
@@ -221,9 +250,9 @@ def _ask(name: str, ask: Any) -> Any:
         raise ModelError(f"{name} could not be fetched from the Hugging Face hub: {reason}", fix=fix) from None
 
 
-def _models(files: Sequence[tuple[str, int | None, str | None]]) -> tuple[HubModel, ...]:
+def _models(files: Sequence[File]) -> tuple[HubModel, ...]:
     """Puts the parts of split models together, and leaves out what is no language model."""
-    parts: dict[str, list[tuple[str, int | None, str | None]]] = {}
+    parts: dict[str, list[File]] = {}
     for file in sorted(files):
         split = SPLIT.match(file[0])
         if not BESIDE.search(file[0].rpartition("/")[2].lower()):

@@ -8,19 +8,22 @@ A manifest lists the layers of a model by their hashes; the layer with the weigh
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from scoremode.core.arguments import user_path
 from scoremode.core.cache.units import size_words
 from scoremode.core.disk.files import remembered_sha256
-from scoremode.core.strict_json import read_object
-from scoremode.errors import ModelError
+from scoremode.core.strict_json import Size, read_object
+from scoremode.errors import ModelError, few
 
 PREFIX = "ollama:"
 REGISTRY, LIBRARY, LATEST = "registry.ollama.ai", "library", "latest"
+DIGEST = re.compile("sha256:[0-9a-f]{64}")
 WEIGHTS = "application/vnd.ollama.image.model"
 SERVICE = Path("/usr/share/ollama/.ollama/models")  # where Ollama keeps them if it runs as a service
 
@@ -28,7 +31,7 @@ SERVICE = Path("/usr/share/ollama/.ollama/models")  # where Ollama keeps them if
 class Layer(msgspec.Struct):
     mediaType: str  # noqa: N815 - as in the manifest
     digest: str
-    size: int = 0
+    size: Size = 0
 
 
 class Manifest(msgspec.Struct):
@@ -62,7 +65,7 @@ class OllamaNames:
             )
         manifest = root / "manifests" / manifest_of(name.removeprefix(PREFIX))
         if not manifest.is_file():
-            there = ", ".join(sorted(_known(root))) or "none"
+            there = few(sorted(_known(root))) or "none"
             raise ModelError(
                 f"Ollama has no {name.removeprefix(PREFIX)}", fix=f"ollama pull it, or choose one of: {there}"
             )
@@ -78,7 +81,7 @@ OLLAMA_NAMES = OllamaNames()
 def folders() -> list[Path]:
     """Where Ollama keeps models: OLLAMA_MODELS alone if it is set."""
     said = os.environ.get("OLLAMA_MODELS")
-    return [Path(said).expanduser()] if said else [Path.home() / ".ollama" / "models", SERVICE]
+    return [user_path(said)] if said else [user_path("~/.ollama/models"), SERVICE]
 
 
 def manifest_of(model: str) -> str:
@@ -101,8 +104,7 @@ def _weights(manifest: Path) -> Layer:
     except (OSError, ValueError) as error:
         raise ModelError(f"{manifest} cannot be read ({error})", fix="ollama pull it again") from None
     layer = next((one for one in found.layers if one.mediaType == WEIGHTS), None)
-    digest = "" if layer is None else layer.digest.removeprefix("sha256:")
-    if layer is None or len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
+    if layer is None or not DIGEST.fullmatch(layer.digest):
         raise ModelError(f"{manifest} has no GGUF file", fix="choose a model that Ollama runs by llama.cpp")
     return layer
 

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any, NoReturn
 
-from scoremode.core.arguments import read_key, secret_on_command_line
+from scoremode.core.arguments import read_key, secret_on_command_line, user_path
 from scoremode.core.disk.manifests import is_secret
 from scoremode.core.engine.options import HUB_TOKEN
 from scoremode.core.models.embedded import EMBEDDED
@@ -122,7 +121,7 @@ def command(model: str, options: ServiceOptions, flags: Sequence[str]) -> Comman
 
 def _folder(model: str, revision: str | None) -> str:
     """The folder of the model; a name on the hub is returned as it is, because vLLM fetches the model."""
-    folder = Path(model).expanduser()
+    folder = user_path(model)
     on_hub = model.count("/") == 1 and not model.startswith((".", "/", "~")) and not folder.exists()
     if on_hub:
         read_config(hub_config(model, revision))

@@ -21,7 +21,7 @@ from typing import IO, Any, TypeGuard
 
 from scoremode.core.arguments import SERVERS
 from scoremode.core.disk.uri import RemotePath
-from scoremode.core.hub import explain_hub_error, hub_is_reachable, status_of
+from scoremode.core.hub import check_answers, explain_hub_error, hub_is_reachable, status_of
 from scoremode.errors import InputError, ScoremodeError, StorageError, did_you_mean, one_line
 
 ATTEMPTS = 4  # of one request, by Arrow
@@ -99,6 +99,7 @@ def _by_fsspec(scheme: str, root: str, hub: str | None) -> Any:
         if not hub_is_reachable():  # its client would try for half a minute
             fix = "check the network and HF_ENDPOINT"
             raise StorageError("hf:// cannot be used here: the hub cannot be reached", fix=fix)
+        check_answers()
         disable_progress_bars()  # they would mix with ours
         return HfFileSystem(endpoint=hub, skip_instance_cache=True)
     import fsspec

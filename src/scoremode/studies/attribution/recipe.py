@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
+from scoremode.core.arguments import user_path
 from scoremode.core.verbs.outputs import write_files
 from scoremode.errors import InputError, OptionError, print_line
 from scoremode.studies.attribution.result import SEEN, CandidateDamage, Recipe
@@ -42,7 +42,7 @@ class Budget:
         if write_recipe is not None:
             if not self:
                 raise OptionError("--write-recipe needs a budget", fix="give --bits-budget or --kl-budget")
-            folder = Path(write_recipe).expanduser().parent
+            folder = user_path(write_recipe).parent
             if not folder.is_dir():
                 raise OptionError(f"there is no folder {folder} for --write-recipe", fix="make it first")
 
@@ -161,7 +161,7 @@ def make_recipe(
 
 
 def write_tools(recipe: Recipe, prefix: str) -> None:
-    texts = {Path(f"{prefix}{one.suffix}").expanduser(): one.text for one in recipe.written}
+    texts = {user_path(f"{prefix}{one.suffix}"): one.text for one in recipe.written}
     made = write_files(texts, "--write-recipe", "this recipe; what was measured is kept")
     print_line(
         f"scoremode: recipes written to {', '.join(map(str, made))}; tools round in their own ways: measure again"

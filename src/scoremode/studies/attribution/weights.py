@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scoremode.core.arguments import user_path
 from scoremode.core.disk.files import remembered_sha256
 from scoremode.core.models.facts import ModelFacts, inspect, resolve, weight_files
 from scoremode.core.models.gguf import SUFFIX, gguf_models, read_gguf
@@ -79,7 +79,7 @@ def candidate_fingerprint(candidate: str, token: str | None = None) -> str:
     """What tells a candidate's weights from others: the hashes of its files; of one that is made, its name."""
     if candidate.startswith(PREFIX):
         return candidate
-    path = Path(candidate).expanduser()
+    path = user_path(candidate)
     if not path.exists():
         path = resolve(candidate, revision=None, token=token)
     if path.is_file():
@@ -107,7 +107,7 @@ def _reader(candidate: str, facts: ModelFacts, baseline: Mapping[str, Shape]) ->
 
 
 def _is_gguf(candidate: str) -> bool:
-    path = Path(candidate).expanduser()
+    path = user_path(candidate)
     if not path.is_dir():
         return candidate.endswith(SUFFIX)
     return not any(path.glob("*.safetensors")) and bool(gguf_models(path))

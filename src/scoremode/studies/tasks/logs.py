@@ -18,11 +18,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from scoremode.core.arguments import path_text
+from scoremode.core.arguments import path_text, user_path
 from scoremode.core.disk.files import file_sha256
 from scoremode.core.disk.manifests import is_line
 from scoremode.core.strict_json import parse, read_object
-from scoremode.errors import InputError
+from scoremode.errors import InputError, few
 from scoremode.values import Floats
 
 RUN = (
@@ -180,7 +180,7 @@ def read_log(given: Any) -> LoggedModel:
 
 def _newest(name: str, notes: list[str]) -> dict[str, tuple[str, Path]]:
     """The newest samples file of each task, with its time."""
-    folder = Path(name).expanduser()
+    folder = user_path(name)
     if folder.is_file():
         files = [folder]
     elif folder.is_dir():
@@ -191,9 +191,7 @@ def _newest(name: str, notes: list[str]) -> dict[str, tuple[str, Path]]:
         raise InputError(f"{name} has no samples_TASK_TIME.jsonl of lm-eval", fix=RUN)
     models = sorted({path.parent.name for path in files})
     if len(models) > 1:
-        raise InputError(
-            f"{name} has samples of several models: {', '.join(models)}", fix=f"name one: {name}/{models[0]}"
-        )
+        raise InputError(f"{name} has samples of several models: {few(models)}", fix=f"name one: {name}/{models[0]}")
     found: dict[str, tuple[str, Path]] = {}
     for path in files:
         named = SAMPLES.fullmatch(path.name)
