@@ -6,6 +6,7 @@ Clients of the hub and of buckets try again for up to a minute; here is one atte
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import socket
@@ -30,6 +31,7 @@ NAME = "check the name, give a local folder, or log in with: hf auth login"
 PAGE = "check its page on the hub"
 FOLDER = "give a local folder"
 LARGEST_ANSWER = 256 << 20  # bytes of an answer that says no length
+ADDRESS = f"check HF_ENDPOINT, or {FOLDER}"
 SPAN = re.compile(r"bytes=(\d{1,18})-(\d{1,18})")
 
 
@@ -157,12 +159,12 @@ def usable_answer(answer: Any, value: Any, form: Any, *, strict: bool = True) ->
     try:
         return msgspec.convert(value, form, strict=strict)
     except ValueError as error:
-        raise unusable_answer(answer, str(error)) from None
+        raise unusable_answer(answer, re.sub("`str` matching regex '.*'", "a digest", str(error))) from None
 
 
 def unusable_answer(answer: Any, reason: str) -> ModelError:
     host = answer.request.url.netloc.decode("ascii", "replace")
-    return ModelError(f"the hub at {host} gave an unusable answer: {reason}", fix=f"check HF_ENDPOINT, or {FOLDER}")
+    return ModelError(f"the hub at {host} gave an unusable answer: {reason}", fix=ADDRESS)
 
 
 def _check(answer: Any) -> None:
@@ -256,6 +258,8 @@ def explain_hub_error(error: Exception) -> tuple[str, str]:
     names = {kind.__name__ for one in causes_of(error) for kind in type(one).__mro__}
     if names & {"ConnectionError", "TimeoutError", "TransportError", "LocalEntryNotFoundError"}:
         return "the hub cannot be reached", f"check the network and HF_ENDPOINT, or {FOLDER}"
+    if isinstance(error, TypeError | LookupError | AttributeError | AssertionError | json.JSONDecodeError):
+        return f"its answer cannot be used ({type(error).__name__}: {one_line(str(error))[:200]})", ADDRESS
     settings = "HF_TOKEN, HF_HOME, HTTPS_PROXY and HF_ENDPOINT"
     return f"{type(error).__name__}: {one_line(str(error))[:200]}", f"check the name and {settings}, or {FOLDER}"
 
