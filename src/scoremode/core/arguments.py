@@ -58,13 +58,7 @@ def path_text(name: str, value: Any) -> str:
 
 
 def user_path(path: str) -> Path:
-    """A path in which a leading ``~`` or ``~USER`` is that home folder; refuses a user whom this machine does not know.
-
-    >>> user_path("~nobody-of-that-name/models")
-    Traceback (most recent call last):
-    ...
-    scoremode.errors.OptionError: ~nobody-of-that-name is no home folder of this machine; write the path out
-    """
+    """A path in which a leading ``~`` or ``~USER`` is that home folder."""
     try:
         return Path(path).expanduser()
     except (RuntimeError, ValueError):

@@ -12,8 +12,8 @@ import re
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TypedDict
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -32,7 +32,6 @@ PAGE = "check its page on the hub"
 FOLDER = "give a local folder"
 LARGEST_ANSWER = 256 << 20  # bytes of an answer that says no length
 ADDRESS = f"check HF_ENDPOINT, or {FOLDER}"
-SPAN = re.compile(r"bytes=(\d{1,18})-(\d{1,18})")
 
 
 def hub_is_reachable() -> bool:
@@ -99,19 +98,13 @@ def offline_if_unreachable() -> Iterator[bool]:
 class LargeFile(msgspec.Struct):
     sha256: Sha256 | None = None  # in the list of a repository
     oid: Sha256 | None = None  # in the list of a folder
-    size: Size | None = None
 
 
 class HubFile(msgspec.Struct):
-    """A file as the hub lists it, with those of its fields that its client makes names of files from."""
-
     rfilename: str = ""  # in the list of a repository
     path: str = ""  # in the list of a folder
     size: Size | None = None
     lfs: LargeFile | None = None
-    oid: Digest | None = None
-    blobId: Digest | None = None  # noqa: N815 - as in the answer
-    xetHash: Sha256 | None = None  # noqa: N815
 
     def __post_init__(self) -> None:
         require_inside(self.rfilename or self.path)
@@ -122,27 +115,19 @@ class HubRepository(msgspec.Struct):
     siblings: list[HubFile] | None = None
 
 
-class HubHeaders(msgspec.Struct):
-    commit: Commit | None = msgspec.field(default=None, name="X-Repo-Commit")
-    xet: Sha256 | None = msgspec.field(default=None, name="X-Xet-Hash")
-    etag: Digest | None = msgspec.field(default=None, name="ETag")
-    size: Size | None = msgspec.field(default=None, name="Content-Length")
-
-
-_sizes: dict[str, int] = {}  # of files, by their addresses, as the hub stated them
+HubHeaders = TypedDict("HubHeaders", {"X-Repo-Commit": Commit | None, "ETag": Digest | None, "size": Size | None})
+_sizes: dict[str, int | None] = {}  # of files, by their addresses, as the hub stated them
 
 
 def check_answers() -> None:
     """From now on the hub's client refuses answers that could name a file outside its cache, or that never end.
 
-    The client believes them: a commit, a path and an ETag become names of files that it writes.
+    The client itself believes them: a commit, a path and an ETag become names of files that it writes.
     """
     from huggingface_hub import set_client_factory
     from huggingface_hub.utils import _http
 
     factory: Any = _http._GLOBAL_CLIENT_FACTORY  # perhaps the user's own
-    if hasattr(factory, "is_checking"):
-        return
 
     def make_client() -> Any:
         client = factory()
@@ -150,67 +135,65 @@ def check_answers() -> None:
         client.event_hooks = {**hooks, "response": [*hooks.get("response", ()), _check]}
         return client
 
-    make_client.is_checking = True  # type: ignore[attr-defined]
-    set_client_factory(make_client)
+    if factory.__name__ != make_client.__name__:
+        set_client_factory(make_client)
 
 
-def usable_answer(answer: Any, value: Any, form: Any, *, strict: bool = True) -> Any:
-    """A value in an answer of the hub as an object of this form; ModelError if it is none."""
+def _require(form: Any, value: Any, answer: Any) -> None:
     try:
-        return msgspec.convert(value, form, strict=strict)
+        msgspec.convert(value, form, strict=form is not HubHeaders)
     except ValueError as error:
-        raise unusable_answer(answer, re.sub("`str` matching regex '.*'", "a digest", str(error))) from None
+        raise _unusable(answer, re.sub("`str` matching regex '.*'", "a digest", str(error))) from None
 
 
-def unusable_answer(answer: Any, reason: str) -> ModelError:
+def _unusable(answer: Any, reason: str) -> ModelError:
     host = answer.request.url.netloc.decode("ascii", "replace")
     return ModelError(f"the hub at {host} gave an unusable answer: {reason}", fix=ADDRESS)
 
 
 def _check(answer: Any) -> None:
-    """Refuses the headers of an answer, or sees to it that its content is checked when it is read."""
-    headers, address = answer.headers, str(answer.request.url)
-    names = {name: headers.get(name) for name in ("X-Repo-Commit", "X-Xet-Hash")}
-    if answer.request.method == "HEAD" and names["X-Repo-Commit"] and answer.status_code < 400:
-        tag = headers.get("X-Linked-Etag") or headers.get("ETag")
-        length = headers.get("X-Linked-Size") or (None if answer.is_redirect else headers.get("Content-Length"))
-        names |= {"ETag": tag and tag.lstrip("W/").strip('"'), "Content-Length": length}
-    stated = usable_answer(answer, names, HubHeaders, strict=False)
-    if stated.size is not None:
-        _sizes[address] = stated.size
-        _sizes[str(answer.next_request.url if answer.next_request else address)] = stated.size
-    most = _sizes.get(address, 2**63 if "Content-Length" in headers else LARGEST_ANSWER)
-    if span := SPAN.fullmatch(answer.request.headers.get("Range", "")):
-        most = int(span[2]) - int(span[1]) + 1
-    chunks, read = answer.iter_bytes, answer.read
+    """Refuses headers that could name other files, and has the content checked when it is read."""
+    headers, address, read = answer.headers, str(answer.request.url), answer.read
+    if commit := headers.get("X-Repo-Commit"):
+        tag = headers.get("X-Linked-Etag") or headers.get("ETag") if answer.request.method == "HEAD" else None
+        size = headers.get("X-Linked-Size") or (None if answer.is_redirect else headers.get("Content-Length"))
+        tag = tag.lstrip("W/").strip('"') if tag and answer.status_code < 400 else None
+        _require(HubHeaders, {"X-Repo-Commit": commit, "ETag": tag, "size": size}, answer)
+        if answer.request.method == "HEAD":
+            _sizes[address] = _sizes[str((answer.next_request or answer.request).url)] = int(size) if size else None
 
     def read_checked() -> bytes:
-        answer.iter_bytes = lambda size=None: _at_most(most if span else LARGEST_ANSWER, chunks(size), answer)
+        _stop_at(answer, LARGEST_ANSWER)
         content: bytes = read()
-        if not span and answer.is_success:
+        if answer.is_success and "Range" not in answer.request.headers:
             _check_lists(answer)
         return content
 
-    answer.iter_bytes = lambda chunk_size=None: _at_most(most, chunks(chunk_size), answer)
+    _stop_at(answer, _sizes.get(address) or (2**63 if "Content-Length" in headers else LARGEST_ANSWER))
     answer.read = read_checked
 
 
-def _at_most(most: int, chunks: Iterator[bytes], answer: Any) -> Iterator[bytes]:
-    for chunk in chunks:
-        most -= len(chunk)
-        if most < 0:
-            raise unusable_answer(answer, "it sends more than it stated")
-        yield chunk
+def _stop_at(answer: Any, most: int) -> None:
+    chunks = answer.iter_bytes
+
+    def limited(chunk_size: int | None = None) -> Iterator[bytes]:
+        left = most
+        for chunk in chunks(chunk_size):
+            left -= len(chunk)
+            if left < 0:
+                raise _unusable(answer, "it sends more than it stated")
+            yield chunk
+
+    answer.iter_bytes = limited
 
 
 def _check_lists(answer: Any) -> None:
     with contextlib.suppress(ValueError, RecursionError):  # then its client cannot read it either
         value = answer.json()
-        if isinstance(value, Mapping) and ("sha" in value or "siblings" in value):
-            usable_answer(answer, value, HubRepository)
+        if isinstance(value, dict) and value.keys() & {"sha", "siblings"}:
+            _require(HubRepository, value, answer)
         elif isinstance(value, list):
-            files = [one for one in value if isinstance(one, Mapping) and "path" in one]
-            usable_answer(answer, files, list[HubFile])
+            _require(list[HubFile], [one for one in value if isinstance(one, dict) and "path" in one], answer)
 
 
 # ── its client ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -234,9 +217,8 @@ def explain_hub_error(error: Exception) -> tuple[str, str]:
     def is_among(kind: type[Exception]) -> bool:
         return any(isinstance(one, kind) for one in causes_of(error))
 
-    for cause in causes_of(error):
-        if isinstance(cause, ScoremodeError):  # its answer was refused
-            return cause.message, cause.fix
+    if refused := [cause for cause in causes_of(error) if isinstance(cause, ScoremodeError)]:
+        return refused[0].message, refused[0].fix
     # the first match counts: a GatedRepoError is also a RepositoryNotFoundError
     known: tuple[tuple[type[Exception], str, str], ...] = (
         (errors.GatedRepoError, "access to it is restricted (a gated repository)", LOGIN),
@@ -258,10 +240,11 @@ def explain_hub_error(error: Exception) -> tuple[str, str]:
     names = {kind.__name__ for one in causes_of(error) for kind in type(one).__mro__}
     if names & {"ConnectionError", "TimeoutError", "TransportError", "LocalEntryNotFoundError"}:
         return "the hub cannot be reached", f"check the network and HF_ENDPOINT, or {FOLDER}"
-    if isinstance(error, TypeError | LookupError | AttributeError | AssertionError | json.JSONDecodeError):
-        return f"its answer cannot be used ({type(error).__name__}: {one_line(str(error))[:200]})", ADDRESS
+    words = f"{type(error).__name__}: {one_line(str(error))[:200]}"
+    is_unreadable = isinstance(error, TypeError | LookupError | AttributeError | AssertionError | json.JSONDecodeError)
     settings = "HF_TOKEN, HF_HOME, HTTPS_PROXY and HF_ENDPOINT"
-    return f"{type(error).__name__}: {one_line(str(error))[:200]}", f"check the name and {settings}, or {FOLDER}"
+    unusual = (words, f"check the name and {settings}, or {FOLDER}")
+    return (f"its answer cannot be used ({words})", ADDRESS) if is_unreadable else unusual
 
 
 def causes_of(error: BaseException) -> Iterator[BaseException]:

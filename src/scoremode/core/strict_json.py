@@ -11,6 +11,8 @@ from typing import Annotated, Any, NoReturn
 
 from msgspec import Meta
 
+from scoremode.errors import harmless
+
 LARGEST = 64 << 20  # bytes; larger manifests, configs and tokenizer files are refused
 DEEPEST = 100  # levels; Python's recursion limit is near 1,000
 
@@ -91,15 +93,12 @@ def read_object(path: Path, *, constants: bool = False) -> dict[str, Any]:
 def require_inside(name: str) -> None:
     """Raises ValueError if a name from outside, appended to a folder, could lead out of it on any system.
 
-    >>> require_inside("Q4_K_M/model-00001-of-00002.gguf")
-    >>> require_inside("../model.gguf")
-    Traceback (most recent call last):
-    ...
-    ValueError: '../model.gguf' is not a name in a folder
+    >>> require_inside("Q4_K_M/model.gguf")
     """
     parts = name.split("/")
     longest = max(len(part.encode("utf-8", "replace")) for part in parts)
-    if _OUTSIDE.search(name) or not {"", ".", ".."}.isdisjoint(parts) or longest > 255 or len(name) > 1000:
+    is_odd = re.match("[A-Za-z]:", name) or "\\" in name or harmless(name) != name
+    if is_odd or not {"", ".", ".."}.isdisjoint(parts) or longest > 255 or len(name) > 1000:
         raise ValueError(f"{name[:80]!r} is not a name in a folder")
 
 
@@ -110,5 +109,4 @@ def _no_number(name: str) -> NoReturn:
 # only these can be unusable: many digits before a point, a long exponent, half a surrogate pair. Others are not checked
 _SUSPICIOUS = re.compile(rb"(?<![.\d])\d{19}|[eE][+-]?\d{3}|\\u[dD][89a-fA-F]")
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
-_OUTSIDE = re.compile(r"^[A-Za-z]:|[\\\x00-\x1f\x7f\ud800-\udfff]")  # drives and separators of Windows, and more
 _STRICT, _WITH_CONSTANTS = json.JSONDecoder(parse_constant=_no_number), json.JSONDecoder()

@@ -252,12 +252,8 @@ def test_a_file_that_never_ends_is_given_up_at_its_size(ask: Callable[[], Path],
 @pytest.mark.timeout(60)
 def test_a_part_that_is_a_link_or_a_fifo_is_replaced(disk: Path, hub: dict[str, Any]) -> None:
     hub.update(good())
-    part = disk / f"hub/models--org--x/blobs/{SHA256}.incomplete"
-    for make in (
-        os.mkfifo,
-        lambda path: path.symlink_to(disk / "own.txt"),
-        lambda path: path.hardlink_to(disk / "own.txt"),
-    ):
+    part, mine = disk / f"hub/models--org--x/blobs/{SHA256}.incomplete", disk / "own.txt"
+    for make in (os.mkfifo, lambda path: path.symlink_to(mine), lambda path: path.hardlink_to(mine)):
         shutil.rmtree(disk / "hub/models--org--x", ignore_errors=True)
         part.parent.mkdir(parents=True)
         make(part)

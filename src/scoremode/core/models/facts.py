@@ -52,16 +52,16 @@ class ModelFacts:
 
 def resolve(name: str, *, revision: str | None = None, token: str | None = None) -> Path:
     """The folder of a model: the embedded one by name, a local folder, or a repository on the Hugging Face hub."""
-    if name == EMBEDDED or user_path(name).is_dir():
+    path = user_path(name)
+    if name == EMBEDDED or path.is_dir():
         if revision is not None:
             raise OptionError(
                 f"--revision does not apply to {name}, which is not on the hub", fix="leave --revision out"
             )
         if name == EMBEDDED:
             return embedded_model()
-        require_plain_files(user_path(name))
-        return user_path(name)
-    path = user_path(name)
+        require_plain_files(path)
+        return path
     if path.is_file():
         raise ModelError(f"{name} is a file", fix="give the folder of a Hugging Face checkpoint")
     if name.count("/") != 1 or name.startswith((".", "/", "~")):

@@ -21,17 +21,9 @@ from typing import Any
 
 from scoremode.core.cache.units import size_words
 from scoremode.core.disk.files import remembered_sha256
-from scoremode.core.hub import (
-    HubRepository,
-    explain_hub_error,
-    offline_if_unreachable,
-    quiet,
-    unusable_answer,
-    usable_answer,
-)
+from scoremode.core.hub import explain_hub_error, offline_if_unreachable, quiet
 from scoremode.core.models.gguf import SPLIT, SUFFIX
 from scoremode.core.models.names import reader_of
-from scoremode.core.strict_json import parse
 from scoremode.errors import ModelError, RunError, few, print_line
 from scoremode.remote.models.fetching import SILENCE, fetch_blob
 
@@ -187,34 +179,16 @@ def _named(repo: str) -> list[tuple[str, HubModel]]:
 @cache
 def listing(repo: str) -> Listing:
     """The GGUF models of a repository; from the client's cache if the hub cannot be reached."""
-    from huggingface_hub import constants
+    from huggingface_hub import HfApi, constants
 
     with offline_if_unreachable() as reachable, quiet():
         if not reachable or constants.HF_HUB_OFFLINE:
             return _in_cache(repo, "offline mode is on" if reachable else "the hub cannot be reached")
-        commit, files = _ask(repo, lambda: _files(repo))
-    return Listing(commit, _models(files))
-
-
-def _files(repo: str) -> tuple[str, list[File]]:
-    """The newest commit of a repository and its GGUF files, as the hub states them. The client would believe more."""
-    from huggingface_hub import constants, get_session
-    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, validate_repo_id
-
-    validate_repo_id(repo)
-    url, headers = f"{_endpoint() or constants.ENDPOINT}/api/models/{repo}?blobs=true", build_hf_headers()
-    answer = get_session().get(url, headers=headers, timeout=SILENCE)
-    hf_raise_for_status(answer)
-    try:
-        about = usable_answer(answer, parse(answer.content), HubRepository)
-        files = [one for one in about.siblings or () if one.rfilename.lower().endswith(SUFFIX)]
-        if hidden := [one.rfilename for one in files if not one.rfilename.isprintable()]:
-            raise ValueError(f"the name {hidden[0]!r}")
-        if about.sha is None:
-            raise ValueError("it has no sha")
-    except ValueError as error:
-        raise unusable_answer(answer, str(error)) from None
-    return about.sha, [(one.rfilename, one.size, one.lfs and one.lfs.sha256) for one in files]
+        info = _ask(repo, lambda: HfApi(endpoint=_endpoint()).model_info(repo, files_metadata=True, timeout=SILENCE))
+    if info.sha is None:
+        raise ModelError(f"the hub states no commit of {repo}", fix="check HF_ENDPOINT, or give a local file")
+    siblings: list[Any] = [one for one in info.siblings or () if one.rfilename.lower().endswith(SUFFIX)]
+    return Listing(info.sha, _models([(one.rfilename, one.size, one.lfs and one.lfs.sha256) for one in siblings]))
 
 
 def _in_cache(repo: str, reason: str) -> Listing:

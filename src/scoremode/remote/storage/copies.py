@@ -54,6 +54,7 @@ def fetch_verified(objects: Objects, name: str, to: Path, *, sha256: str) -> Non
     if to.exists():
         return
     part = to.with_name(PART)
+    part.unlink(missing_ok=True)  # it may be a link or a FIFO
     objects.fetch(name, part)
     if file_sha256(part) != sha256:
         part.unlink()
@@ -68,10 +69,11 @@ def copy_of_file(place: RemotePath) -> Path:
     if version is None:
         raise StorageError(f"there is no file {place}", fix="check the URI and who may read it")
     folder = cache_folder() / FILES / hashlib.sha256(f"{place}\0{version}".encode()).hexdigest()[:20]
-    copy = folder / re.sub(r"[^\w.,+=@() -]", "_", place.name)
+    copy = folder / re.sub(r"^\.|[^\w.,+=@() -]", "_", place.name)  # names with a dot are ours
 
     def fetch() -> None:
         part = folder / PART
+        part.unlink(missing_ok=True)
         objects.fetch(name, part)
         if objects.version(name) != version:
             part.unlink()
