@@ -48,6 +48,8 @@ class Hub:
     sent: dict[str, int] = field(default_factory=dict)  # bytes of each file that clients read
     before_commit: Callable[[Repo], None] | None = None  # called once, before a commit is looked at
     halfway: Callable[[], None] | None = None  # called when half of a large answer was sent
+    lies: dict[str, Any] = field(default_factory=dict)  # fields of its answers about repositories, instead of the true
+    headers: dict[str, str] = field(default_factory=dict)  # of files, instead of the true ones
     failing: Callable[[str, str], int | None] = lambda method, path: None  # the status of a request that fails
 
 
@@ -119,7 +121,7 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             elif repo:
                 about = {"id": id, "sha": repo.commits[-1], "private": repo.private, "gated": False, "disabled": False}
                 siblings = [_sibling(path, data) for path, data in repo.files.items()]
-                self.json({**about, "downloads": 0, "likes": 0, "tags": [], "siblings": siblings})
+                self.json({**about, "downloads": 0, "likes": 0, "tags": [], "siblings": siblings, **hub.lies})
 
         def tree(self, _: bytes, kind: str, id: str, revision: str, folder: str | None = None) -> None:
             repo = self.repo(f"{kind}/{id}")
@@ -219,7 +221,8 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             if self.command == "GET":
                 hub.sent[path] = hub.sent.get(path, 0) + len(data)
             tag = f'"{_tag(repo.files[path])}"'
-            self.answer(206 if asked else 200, data, ETag=tag, X_Linked_Etag=tag, X_Repo_Commit=repo.commits[-1])
+            stated = {"ETag": tag, "X_Linked_Etag": tag, "X_Repo_Commit": repo.commits[-1], **hub.headers}
+            self.answer(206 if asked else 200, data, **stated)
 
     repo = r"(?P<kind>datasets|models|spaces)/(?P<id>[^/]+/[^/]+)"
     routes: list[tuple[str, Callable[..., None]]] = [

@@ -252,6 +252,11 @@ def test_another_adapter_is_another_model_and_one_that_is_not_there_is_refused(t
     assert len({run.perplexity.value for run in runs}) == 3
     with pytest.raises(InputError, match=r"has no adapter_config\.json"):
         sm.open(str(tiny), adapter=str(tmp_path))
+    with pytest.raises(InputError, match="is no home folder"):
+        sm.open(str(tiny), adapter="~nobody-of-that-name/x")
+    (adapter / "adapter_config.json").write_text('{"peft_type": "XLORA", "adapters": {"1": "/elsewhere"}}')
+    with pytest.raises(InputError, match="it names other adapters, by their paths"):
+        sm.ppl(str(tiny), text=TEXT, adapter=str(adapter), **ASKED)
 
 
 # ── progress ─────────────────────────────────────────────────────────────────────────────────────────────────────────

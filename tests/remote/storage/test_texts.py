@@ -57,6 +57,12 @@ def test_a_changed_text_is_noticed_and_an_unchanged_one_is_fetched_once(bucket: 
     assert list(corpus.load(uri).rows()) == ["another text"]
 
 
+def test_a_text_with_the_name_of_a_file_of_ours_is_read_as_it_is(bucket: Bucket, elsewhere: Move) -> None:
+    for name in (".file.json", ".lock", ".scoremode-part.tmp"):
+        bucket.put(f"odd/{name}", b"its own words")
+        assert list(corpus.load(f"wikitext2:{bucket.uri(f'odd/{name}')}").rows()) == ["its own words"]
+
+
 def test_what_cannot_be_read(bucket: Bucket, elsewhere: Move) -> None:
     bucket.put("empty.txt", b"")
     for name, says in (("none.txt", "there is no file"), ("x/*.txt", "there is no text at"), ("empty.txt", "is empty")):

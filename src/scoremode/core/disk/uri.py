@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from scoremode.core.arguments import ALMOST_URI, SERVERS
+from scoremode.core.arguments import ALMOST_URI, SERVERS, user_path
 from scoremode.errors import InputError, harmless
 
 URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
@@ -105,7 +105,7 @@ def located(given: str | os.PathLike[str] | RemotePath) -> Path | RemotePath:
     text = os.fspath(given)
     refuse_broken_uri(text)
     if not is_uri(text):
-        return Path(text)
+        return user_path(text)
     if not text.lower().startswith("file://"):
         return parse(text)
     host, _, path = text[len("file://") :].partition("/")

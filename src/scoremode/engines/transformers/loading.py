@@ -18,6 +18,7 @@ from scoremode.core.installation import pip_install
 from scoremode.core.models.facts import ModelFacts, unused_note
 from scoremode.core.models.safetensors import read_header
 from scoremode.core.models.subject import Subject
+from scoremode.core.strict_json import read_object
 from scoremode.engines.transformers.choices import TransformersOptions, choose_device, choose_dtype
 from scoremode.errors import EngineError, ModelError
 from scoremode.head.matrix import Head
@@ -128,6 +129,8 @@ def _with_layers_of(folder: str, model: Any) -> Any:
     from peft import PeftModel
 
     try:
+        if read_object(user_path(folder) / ADAPTER_FILES[0]).get("adapters"):  # PEFT would load them from there
+            raise ValueError("it names other adapters, by their paths")
         wrapped = PeftModel.from_pretrained(model, str(user_path(folder)))
         if wrapped.active_peft_config.is_prompt_learning:
             raise ValueError("it adds tokens before every prompt")

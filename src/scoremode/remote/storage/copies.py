@@ -68,7 +68,9 @@ def copy_of_file(place: RemotePath) -> Path:
     version = objects.version(name)
     if version is None:
         raise StorageError(f"there is no file {place}", fix="check the URI and who may read it")
-    folder = cache_folder() / FILES / hashlib.sha256(f"{place}\0{version}".encode()).hexdigest()[:20]
+    folder = (
+        cache_folder() / FILES / hashlib.sha256(f"{place}\0{version}".encode("utf-8", "surrogatepass")).hexdigest()[:20]
+    )
     copy = folder / re.sub(r"^\.|[^\w.,+=@() -]", "_", place.name)  # names with a dot are ours
 
     def fetch() -> None:
