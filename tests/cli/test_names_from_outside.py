@@ -26,14 +26,11 @@ def hashed(sha256: Any) -> dict[str, Any]:
 
 
 LIES: list[dict[str, Any]] = [
-    *({"sha": value} for value in (OWN, "{own}", None, 5, [], "main", "c" * 41, "\ud800" * 40, "c" * 39 + "\n")),
+    *({"sha": value} for value in (OWN, "{own}", None, 5, [OWN], "main", "c" * 41, "\ud800" * 40, "c" * 39 + "\n")),
     *(hashed(value) for value in (OWN, "{own}", 5, ["f" * 64], "F" * 64, "..", "f" * 63 + "/")),
     *(listed(size=value) for value in ("big", -1, 2**63, 1.5, [LARGE], True)),
-    *(
-        listed(rfilename=f"{name}.gguf")
-        for name in (OWN, "{own}", "a\0", "\ud800", "a\\b", "C:a", "a//b", "a" * 300, "\n")
-    ),
-    *({"siblings": value} for value in ("abc", {"a": 1}, [None], [[]], ["a.gguf"], 5)),
+    *(listed(rfilename=f"{name}.gguf") for name in (OWN, "{own}", "a\0", "\ud800", "a\\b", "C:a", "a//b", "\n")),
+    *({"siblings": value} for value in ("abc", {"a": 1}, [None], [[OWN]], ["a.gguf"], 5)),
 ]
 HEADERS = [
     *({"X_Repo_Commit": value} for value in (OWN, "{own}", "main")),

@@ -34,31 +34,12 @@ OURS = ("models--org--x", ".locks", "scoremode")  # folders that a fetch may cha
 COMMIT = "c" * 40
 GGUF, CONFIG = b"GGUF" * 300, b'{"model_type": "llama"}'
 SHA256 = hashlib.sha256(GGUF).hexdigest()
-SPECIAL = (
+SPECIAL: tuple[Any, ...] = (
     *(None, True, 0, -1, 5, 1.5, 10**30, 2**63, float("nan"), [], {}, [[]], {"a": 1}, "", " ", ".", "..", "/", "null"),
     *("../" * 9 + "own.txt", "..\\own.txt", "C:\\own.txt", "c:own.gguf", "a\0b", "\ud800", "a\nb.gguf", "\x1b[2J.gguf"),
-    *(
-        "a//b.gguf",
-        "./a.gguf",
-        "a/../../../b.gguf",
-        "~/own.txt",
-        "x" * 5000,
-        "x" * 300 + ".gguf",
-        "a/" * 600 + "b.gguf",
-    ),
+    *("a//b.gguf", "./a.gguf", "a/../../b.gguf", "~/own.txt", "x" * 5000, "x" * 300 + ".gguf", "a/" * 600 + "b"),
     *("\u2028.gguf", "\u202e.gguf", "．．/a.gguf", "%2e%2e%2fown.txt", "a.gguf/b.gguf", "ｃ" * 40, "٣" * 64, "c" * 41),
-    *(
-        "C" * 40,
-        "f" * 64,
-        "0" * 64,
-        "f" * 40,
-        f"{SHA256}\n",
-        f" {SHA256}",
-        f"sha256:{SHA256}",
-        "refs/main",
-        "main",
-        "-1",
-    ),
+    *("C" * 40, "f" * 64, "0" * 64, "f" * 40, f"{SHA256}\n", f" {SHA256}", f"sha256:{SHA256}", "refs/main", "-1"),
 )
 
 
