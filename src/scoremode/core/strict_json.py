@@ -11,8 +11,6 @@ from typing import Annotated, Any, NoReturn
 
 from msgspec import Meta
 
-from scoremode.errors import harmless
-
 LARGEST = 64 << 20  # bytes; larger manifests, configs and tokenizer files are refused
 DEEPEST = 100  # levels; Python's recursion limit is near 1,000
 
@@ -97,8 +95,7 @@ def require_inside(name: str) -> None:
     """
     parts = name.split("/")
     longest = max(len(part.encode("utf-8", "replace")) for part in parts)
-    is_odd = re.match("[A-Za-z]:", name) or "\\" in name or harmless(name) != name
-    if is_odd or not {"", ".", ".."}.isdisjoint(parts) or longest > 255 or len(name) > 1000:
+    if _UNUSABLE.search(name) or not {"", ".", ".."}.isdisjoint(parts) or longest > 255 or len(name) > 1000:
         raise ValueError(f"{name[:80]!r} is not a name in a folder")
 
 
@@ -109,4 +106,6 @@ def _no_number(name: str) -> NoReturn:
 # only these can be unusable: many digits before a point, a long exponent, half a surrogate pair. Others are not checked
 _SUSPICIOUS = re.compile(rb"(?<![.\d])\d{19}|[eE][+-]?\d{3}|\\u[dD][89a-fA-F]")
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
+# drives and separators of Windows; characters that control a terminal or the direction of writing
+_UNUSABLE = re.compile(r"^[A-Za-z]:|[\\\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _STRICT, _WITH_CONSTANTS = json.JSONDecoder(parse_constant=_no_number), json.JSONDecoder()
