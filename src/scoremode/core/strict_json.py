@@ -9,7 +9,8 @@ import re
 from pathlib import Path
 from typing import Any, NoReturn
 
-LARGEST = 64 << 20  # bytes; larger manifests, configs and tokenizer files are refused
+from scoremode.core.reading import LARGEST, read_file
+
 DEEPEST = 100  # levels; Python's recursion limit is near 1,000
 
 
@@ -69,13 +70,11 @@ def _deeper_than(levels: int, value: Any) -> bool:
     return levels == 0 or any(_deeper_than(levels - 1, item) for item in inside)
 
 
-def read_object(path: Path, *, constants: bool = False) -> dict[str, Any]:
+def read_object(path: Path, *, constants: bool = False, most: int = LARGEST) -> dict[str, Any]:
     """Reads the JSON object in a file. Raises ValueError if it is not an object, OSError if it cannot be read."""
     if not path.is_file():
         raise ValueError("not a file")
-    if path.stat().st_size > LARGEST:
-        raise ValueError(f"larger than {LARGEST >> 20} MiB")
-    value = parse(path.read_bytes(), constants=constants)
+    value = parse(read_file(path, most), constants=constants)
     if not isinstance(value, dict):
         raise ValueError("not an object")
     return value
