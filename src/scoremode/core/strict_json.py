@@ -55,7 +55,7 @@ def parse_received(data: bytes) -> Any:
 def is_usable(value: Any) -> bool:
     """Is every number in this JSON finite and of 64 bits, and every text valid Unicode?"""
     if isinstance(value, dict):
-        return all(is_usable(name) and is_usable(item) for name, item in value.items())
+        return all(map(is_usable, value)) and all(map(is_usable, value.values()))
     if isinstance(value, list):
         return all(map(is_usable, value))
     if isinstance(value, str):

@@ -21,7 +21,7 @@ from typing import Any
 
 from scoremode.errors import ModelError
 
-SECONDS = 4  # of the processor, for one conversation
+SECONDS = 3  # of the processor, for one conversation
 MEMORY = 1 << 30  # bytes for one conversation, and COPIES times its own bytes
 LONGEST_TEXT = 16 << 20  # characters, and COPIES times those of the conversation
 COPIES = 16

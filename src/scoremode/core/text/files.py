@@ -108,8 +108,7 @@ def text_in_file(path: Path) -> Callable[[], Iterator[str]]:
 
     def text() -> Iterator[str]:
         with open_regular(path) as file:
-            data = read_text(file, str(path), os.fstat(file.fileno()).st_size)
-        yield decoded(data, str(path))
+            yield decoded(read_text(file, str(path), os.fstat(file.fileno()).st_size), str(path))
 
     return unchanged(path, text)
 
