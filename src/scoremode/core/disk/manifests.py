@@ -25,7 +25,8 @@ HIDDEN = "(not kept)"
 SECRET_NAME = re.compile(r"(token|key|secret|password|passwd|passphrase|credentials?)$", re.IGNORECASE)
 SECRET_IN_JSON = re.compile(r'("[^"]*(?:token|key|secret|password)"\s*:\s*)"[^"]*"', re.IGNORECASE)
 
-FIELD_AT, MISSING_FIELD = re.compile(r"(?:at|in) `\$\.(\w+)"), re.compile(r"field `(\w+)`")  # find names in msgspec's messages
+FIELD_AT = re.compile(r"(?:at|in) `\$\.(\w+)")  # find names in msgspec's messages
+MISSING_FIELD = re.compile(r"field `(\w+)`")
 
 Whole = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]

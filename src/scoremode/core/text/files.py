@@ -41,6 +41,7 @@ NAMED = ("wikitext2", "python-docs", "python-docs-short")
 ROWS_LIKE = 'use rows like {"text": "…"}'
 MESSAGES_LIKE = 'use messages like {"role": "user", "content": "…"}'
 HALF_PAIR = "{} is not UTF-8 (it contains half a surrogate pair)"
+ROWS_AT_ONCE = 16  # of a Parquet file, which may be a few bytes for gigabytes of text
 # the first bytes of compressed files, and how to unpack them
 PACKED = {
     b"\x1f\x8b": ("gzip", "gunzip"),
@@ -267,7 +268,7 @@ def parquet_rows(path: Path, column: str) -> Iterator[Row]:
     number = 0
     try:
         with open_regular(path) as source, pq.ParquetFile(source) as file:
-            for batch in file.iter_batches(batch_size=1024, columns=[column]):
+            for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, columns=[column]):
                 if batch.num_columns != 1:
                     raise CorpusError(f"{path}: the column '{column}' cannot be read alone", fix="rename it")
                 for value in batch.column(0):

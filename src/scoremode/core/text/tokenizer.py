@@ -50,7 +50,8 @@ BYTES_PER_BYTE, BYTES_PER_TOKEN = 120, 420
 
 SMALL_TEXT, LARGE_TEXT = 200_000, 2_000_000  # characters; below always fits into memory, above is announced
 
-MOST_IDS, MOST_TOKENS = 1 << 22, 32  # tokens of one character of the probe text; no tokenizer has as many
+LARGEST_ID = 1 << 22  # the largest vocabularies have a million tokens
+MOST_TOKENS = 32  # of one character
 
 SAMPLES, SAMPLE_LENGTH = 16, 4096  # samples of a text from which its number of tokens is estimated
 
@@ -142,7 +143,7 @@ class HuggingFaceTokenizer:
         with_special, plain = (self.ids_together([PROBE], special=special)[0] for special in (True, False))
         by_id = sorted(vocabulary.items(), key=lambda item: (item[1], item[0]))
         size = max(vocabulary.values(), default=-1) + 1
-        if size > MOST_IDS:
+        if size > LARGEST_ID:
             raise ValueError(f"it has the id {size - 1:,}")
         if len(plain) > MOST_TOKENS * len(PROBE):
             raise ValueError(f"it makes {len(plain):,} tokens of {len(PROBE)} characters")
