@@ -45,11 +45,17 @@ def read_file(path: Path, most: int = LARGEST) -> bytes:
     return data
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yields the lines of a plain file with their numbers; CorpusError for one that is longer than a row can be."""
+def numbered_lines(path: Path, *, kept: bool = False) -> Iterator[tuple[int, bytes]]:
+    """Yields the lines of a plain file with their numbers; CorpusError for one that is longer than a row can be.
+
+    ``kept``: what is in the lines will be kept in memory, so a file that is too large for that is refused.
+    """
     number = 0
     try:
         with open_regular(path) as file:
+            if kept:
+                size = os.fstat(file.fileno()).st_size
+                require_memory(f"reading {path}", COPIES * size, free_memory.available())
             while line := file.readline(LONGEST_LINE + 1):
                 number += 1
                 if len(line) > LONGEST_LINE:

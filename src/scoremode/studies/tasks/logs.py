@@ -256,7 +256,7 @@ def _task(name: str, path: Path, results: Results) -> LoggedTask:
 
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    for number, line in numbered_lines(path):
+    for number, line in numbered_lines(path, kept=True):
         where = f"{path} line {number}"
         try:
             row = parse(line, constants=True)

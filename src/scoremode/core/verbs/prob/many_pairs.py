@@ -42,7 +42,7 @@ def read_pairs(path: Path) -> Pairs:
     if not path.is_file():
         raise InputError(f"there is no file '{path}'", fix="check the path given to --file")
     found: Pairs = []
-    for number, line in numbered_lines(path):
+    for number, line in numbered_lines(path, kept=True):
         if not line.strip():
             continue
         try:
