@@ -57,7 +57,9 @@ def render_template(template: str, messages: list[Any], *, open_turn: bool, spec
 
 
 def refused_row(reason: str) -> ModelError:
-    return ModelError(f"the chat template refused a row ({reason[:200]})", fix="check the template, and the roles in the row")
+    return ModelError(
+        f"the chat template refused a row ({reason[:200]})", fix="check the template, and the roles in the row"
+    )
 
 
 @cache
