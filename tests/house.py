@@ -23,7 +23,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 other, but for the ground floor, whose files may."""
 
 CORE_FLOORS: tuple[tuple[str, ...], ...] = (
-    ("arguments", "strict_json", "entry_points", "installation", "extensions", "hub", "free_memory"),
+    ("arguments", "strict_json", "entry_points", "installation", "extensions", "hub", "free_memory", "reading"),
     ("disk",),
     ("text",),
     ("scores",),

@@ -47,6 +47,7 @@ def change(values: Floats, before: Floats) -> Floats:
 
 # ── numbers for people ───────────────────────────────────────────────────────────────────────────────────────────────
 DUST = 1e-9  # relative to the value: a smaller error is rounding noise
+TINY = 1e-290  # smaller numbers are 0, because powers of ten next to them are not exact
 SMALL = 1e-4  # smaller numbers have an exponent
 
 
@@ -79,10 +80,10 @@ def rounded(value: Any, stderr: Any = None, *, percent: bool = False, supports: 
     number, error = usable(value), usable(stderr if supports is None else supports)
     if number is None:
         return "–", ""
+    factor, unit = (100.0, "%") if percent else (1.0, "")
+    number, error = _above_dust(number) * factor, None if error is None else _above_dust(error) * factor
     if math.isinf(number):
         return ("∞" if number > 0 else "-∞"), ""
-    factor, unit = (100.0, "%") if percent else (1.0, "")
-    number, error = number * factor, None if error is None else error * factor
     if error is None or math.isinf(error) or error <= DUST * abs(number):
         has_error = error is not None and not math.isinf(error) and supports is None
         has_error = has_error and not (percent and number in (0, 100))  # a share that is the same everywhere has bounds
@@ -92,6 +93,10 @@ def rounded(value: Any, stderr: Any = None, *, percent: bool = False, supports: 
     number, error, tail = number / 10.0**power, error / 10.0**power, f"e{power}{unit}" if power else unit
     digits = digits_of(error)
     return f"{number:,.{digits}f}{tail}", "" if supports is not None else f"± {error:,.{digits}f}{tail}"
+
+
+def _above_dust(number: float) -> float:
+    return 0.0 if abs(number) < TINY else number
 
 
 def _few_digits(number: float) -> str:

@@ -11,7 +11,8 @@ from typing import Annotated, Any, NoReturn
 
 from msgspec import Meta
 
-LARGEST = 64 << 20  # bytes; larger manifests, configs and tokenizer files are refused
+from scoremode.core.reading import LARGEST, read_file
+
 DEEPEST = 100  # levels; Python's recursion limit is near 1,000
 
 Commit = Annotated[str, Meta(pattern=r"^[0-9a-f]{40}\Z")]
@@ -61,7 +62,7 @@ def parse_received(data: bytes) -> Any:
 def is_usable(value: Any) -> bool:
     """Is every number in this JSON finite and of 64 bits, and every text valid Unicode?"""
     if isinstance(value, dict):
-        return all(is_usable(name) and is_usable(item) for name, item in value.items())
+        return all(map(is_usable, value)) and all(map(is_usable, value.values()))
     if isinstance(value, list):
         return all(map(is_usable, value))
     if isinstance(value, str):
@@ -76,13 +77,11 @@ def _deeper_than(levels: int, value: Any) -> bool:
     return levels == 0 or any(_deeper_than(levels - 1, item) for item in inside)
 
 
-def read_object(path: Path, *, constants: bool = False) -> dict[str, Any]:
+def read_object(path: Path, *, constants: bool = False, most: int = LARGEST) -> dict[str, Any]:
     """Reads the JSON object in a file. Raises ValueError if it is not an object, OSError if it cannot be read."""
     if not path.is_file():
         raise ValueError("not a file")
-    if path.stat().st_size > LARGEST:
-        raise ValueError(f"larger than {LARGEST >> 20} MiB")
-    value = parse(path.read_bytes(), constants=constants)
+    value = parse(read_file(path, most), constants=constants)
     if not isinstance(value, dict):
         raise ValueError("not an object")
     return value

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from scoremode.core.arguments import path_text
 from scoremode.core.disk.uri import is_uri
+from scoremode.core.reading import read_file
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.store.runs import is_run
 from scoremode.core.verbs.baselines import of_runs
@@ -124,10 +125,11 @@ def _parts(output: Output, markers: tuple[str, str]) -> tuple[bytes, bytes, byte
     name, (begin, end) = output.name, markers
     add = f"add these two lines where the results belong: {begin} and {end}"
     try:
-        content = output.path.read_bytes()
+        content = read_file(output.path)
         content.decode()
-    except (OSError, UnicodeDecodeError) as error:
-        why = "is not UTF-8" if isinstance(error, UnicodeDecodeError) else f"cannot be read ({error.strerror})"
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        why = "is not UTF-8" if isinstance(error, UnicodeDecodeError) else f"cannot be read ({reason})"
         raise InputError(f"{name} {why}", fix=f"give --write a text file, and {add}") from None
     before, found, rest = content.partition(begin.encode())
     between, found_end, after = rest.partition(end.encode())

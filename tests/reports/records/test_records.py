@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 
 import scoremode as sm
 from scoremode.core.disk.manifests import is_sealed, sealed
-from scoremode.reports.records.reading import _named, distinct_names, group_notes, grouped, read
+from scoremode.reports.records.reading import _named, blocks, distinct_names, facts, group_notes, grouped, read
 from tests.command_line import Command, Refused
 
 BASE, CANDIDATE = "table:uniform", "table:successor"
@@ -297,3 +299,62 @@ def test_links_lead_from_the_page_to_the_records(written: Write, tmp_path: Path,
     assert 'href="../a%20b%231.json"' in page
     assert "paint-order: stroke" in page, "names stay legible on the front"
     assert "or records" in command("report", "--help").out
+
+
+# ── records at the ends of their ranges ──────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize(
+    ("fields", "wrong"),
+    [
+        ({"name": "n" * 20_000}, "name"),
+        ({"baseline": "n" * 20_000}, "baseline"),
+        ({"sentence": "n" * 200_000}, "sentence"),
+        ({"settings": {"n" * 2000: 1}}, "settings"),
+        ({"versions": {f"n{i}": "1" for i in range(1000)}}, "versions"),
+        ({"bits_per_weight": 5e-324}, "bits_per_weight"),
+        ({"statistics": {"same_top": 1e308}}, "statistics"),
+        ({"statistics": {"same_top": -1e308}}, "statistics"),
+    ],
+)
+def test_what_no_record_says_is_refused(fields: dict[str, Any], wrong: str, written: Write, refused: Refused) -> None:
+    for more in ([], ["-o", "page.html"]):
+        assert f"is not a record (no usable {wrong})" in refused("report", written("a", **fields), *more)
+
+
+@pytest.mark.parametrize("number", [5e-324, -5e-324, 1e-300, 1e300, -1e300, 0, 1 << 62])
+def test_numbers_at_the_ends_of_their_ranges_are_shown(
+    number: float, record: dict[str, Any], written: Write, tmp_path: Path, command: Command
+) -> None:
+    numbers = {name: None if value is None else number for name, value in record["statistics"].items()}
+    numbers |= {"targets": 100, "kl_mean": number, "kl_mean_stderr": abs(number)}
+    sizes = {"bits_per_weight": 0.001, "weight_bytes": int(abs(number)) if abs(number) < 1 << 63 else 1 << 62}
+    names = [written("a", statistics=numbers, **sizes), written("b", name="x" * 1000, weight_bytes=1 << 62)]
+    for more in ([], ["--json"], ["-o", tmp_path / "page.html"]):
+        told = command("report", *names, *more)
+        assert (told.code, told.err) == (0, ""), more
+
+
+@pytest.mark.parametrize("version", [2, "1", [], None, 1.5])
+def test_other_schemas_of_mlx_kld_are_refused(version: object, tmp_path: Path, refused: Refused) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(MLX_KLD | {"schema_version": version}))
+    assert "mlx-kld's schema 1 (no usable schema_version)" in refused("report", tmp_path / "a.json")
+
+
+def test_a_name_that_is_not_utf8_is_linked(written: Write, tmp_path: Path, command: Command) -> None:
+    odd = tmp_path / os.fsdecode(b"caf\xe9\xff.json")
+    written("a").rename(odd)
+    for more in ([], ["--json"], ["-o", tmp_path / "page.html"]):
+        assert command("report", odd, odd, *more).code == 0, more
+    assert 'href="caf%E9%FF.json"' in (tmp_path / "page.html").read_text()
+
+
+def test_many_groups_are_compared_with_the_largest_alone(written: Write, command: Command) -> None:
+    first = read([str(written("a"))])[0]
+    many = [first._replace(must_agree={**first.must_agree, "baseline": str(i)}) for i in range(3000)]
+    begin = time.process_time()
+    found = grouped([*many[:1], *many])
+    assert time.process_time() - begin < 2
+    assert len(found.groups) == 3000
+    assert {group.apart for group in found.groups[1:]} == {"not comparable with group 1: another baseline"}
+    shown = blocks(found)
+    assert "2,950 smaller groups are only in a page (-o) or in --json" in str(shown[-1])
+    assert len(facts(found)["groups"]) == 3000

@@ -1,4 +1,4 @@
-"""Opens plain files, writes files atomically or at an offset, and hashes them."""
+"""Writes files atomically or at an offset, and hashes them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from io import BufferedReader
 from pathlib import Path
-from stat import S_IMODE, S_ISDIR, S_ISREG
+from stat import S_IMODE, S_ISREG
 from typing import IO
 
 import msgspec
 
 from scoremode.core.disk.folders import HASHES, TEMPORARY, cache_folder, give_another
+from scoremode.core.reading import open_regular, read_file
 from scoremode.errors import RunError
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -25,24 +25,6 @@ LONGEST_WRITE = 1 << 30  # bytes per call
 ALWAYS_READ = 4 << 20  # bytes; smaller files are hashed every time
 BEGINNING = 1 << 20  # first bytes of a larger file that are hashed every time
 SETTLED = 2.0  # seconds; longer than the time resolution of any file system in use
-
-
-def open_regular(path: Path) -> BufferedReader:
-    """Opens a plain file to read. Raises OSError for anything else: a FIFO would be waited for without end."""
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    mode = os.fstat(handle).st_mode
-    if S_ISREG(mode):
-        return os.fdopen(handle, "rb")
-    os.close(handle)
-    wrong = errno.EISDIR if S_ISDIR(mode) else errno.EINVAL
-    raise OSError(wrong, os.strerror(wrong) if S_ISDIR(mode) else "it is not a plain file", str(path))
-
-
-def require_plain_files(folder: Path) -> None:
-    """Raises OSError if a folder contains a FIFO or a device: a library that reads it would wait without end."""
-    for path in folder.iterdir():
-        if path.is_fifo() or path.is_socket() or path.is_char_device():
-            raise OSError(errno.EINVAL, "it is not a plain file", str(path))
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -142,6 +124,6 @@ class _Hashed(msgspec.Struct):
 
 def _read_memo(path: Path) -> dict[str, _Hashed]:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, _Hashed])
+        return msgspec.json.decode(read_file(path), type=dict[str, _Hashed])
     except (OSError, ValueError):
         return {}

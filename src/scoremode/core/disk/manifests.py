@@ -26,7 +26,8 @@ HIDDEN = "(not kept)"
 SECRET_NAME = re.compile(r"(token|key|secret|password|passwd|passphrase|credentials?)$", re.IGNORECASE)
 SECRET_IN_JSON = re.compile(r'("[^"]*(?:token|key|secret|password)"\s*:\s*)"[^"]*"', re.IGNORECASE)
 
-FIELD_AT, MISSING_FIELD = re.compile(r"at `\$\.(\w+)"), re.compile(r"field `(\w+)`")  # find names in msgspec's messages
+FIELD_AT = re.compile(r"(?:at|in) `\$\.(\w+)")  # find names in msgspec's messages
+MISSING_FIELD = re.compile(r"field `(\w+)`")
 
 Whole = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
@@ -42,7 +43,8 @@ def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 def is_sealed(manifest: Mapping[str, Any]) -> bool:
     """Is the manifest unchanged since it was sealed?"""
-    return manifest.get(SEAL) in (_digest(manifest), _digest(manifest, (", ", ": ")))  # results of prob had spaces once
+    seal = manifest.get(SEAL)
+    return seal == _digest(manifest) or seal == _digest(manifest, (", ", ": "))  # results of prob had spaces once
 
 
 def is_manifest(path: Path) -> bool:

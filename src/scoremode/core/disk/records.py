@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from scoremode.core.disk.files import open_regular
+from scoremode.core.reading import open_regular
 from scoremode.core.strict_json import parse
 from scoremode.errors import RunError, print_line
 

@@ -12,10 +12,11 @@ from typing import Any
 
 from scoremode.core import extensions
 from scoremode.core.arguments import user_path
-from scoremode.core.disk.files import remembered_sha256, require_plain_files
+from scoremode.core.disk.files import remembered_sha256
 from scoremode.core.models.embedded import EMBEDDED, embedded_model
 from scoremode.core.models.safetensors import read_header, sizes_of, stored_bytes
 from scoremode.core.models.sizes import ModelSizes
+from scoremode.core.reading import require_plain_files
 from scoremode.core.strict_json import read_object
 from scoremode.errors import ModelError, OptionError, did_you_mean, few
 

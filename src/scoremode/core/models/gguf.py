@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import re
 import struct
 from collections import Counter
@@ -21,9 +22,9 @@ from types import ModuleType
 from typing import Any
 
 from scoremode.core.arguments import user_path
-from scoremode.core.disk.files import open_regular
 from scoremode.core.models.names import reader_of
 from scoremode.core.models.sizes import ModelSizes, add_up
+from scoremode.core.reading import LARGEST, open_regular
 from scoremode.errors import ModelError, few
 
 SUFFIX = ".gguf"
@@ -31,6 +32,7 @@ SPLIT = re.compile(r"^(.*)-(\d{5})-of-(\d{5})\.gguf$")
 MAGIC, ALIGNMENT = b"GGUF", 32
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
+MOST_ENTRIES = 1 << 18  # keys or tensors of a header
 KEPT = 64  # most values of an array that is read; longer arrays are the vocabulary, which is not needed here
 LONGEST_TEXT = 1 << 24  # bytes of one text; chat templates are the longest
 
@@ -160,8 +162,10 @@ Header = tuple[dict[str, Any], int | None, list[GgufTensor]]
 
 def _read_header(path: Path) -> Header:
     try:
-        with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return _Reader(content, path).header()
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            with mmap.mmap(file.fileno(), min(size, LARGEST), access=mmap.ACCESS_READ) as content:
+                return _Reader(content, size, path).header()
     except (struct.error, ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError) as error:
         what = "it ends early" if isinstance(error, struct.error) else str(error)
         reason = f" ({what})" if what else ""
@@ -171,8 +175,8 @@ def _read_header(path: Path) -> Header:
 class _Reader:
     """Reads values from an untrusted file, one after the other."""
 
-    def __init__(self, content: mmap.mmap, path: Path) -> None:
-        self.content, self.path, self.at, self.size = content, path, 0, len(content)
+    def __init__(self, content: mmap.mmap, size: int, path: Path) -> None:
+        self.content, self.size, self.path, self.at = content, size, path, 0  # content: its beginning, with the header
 
     def header(self) -> Header:
         if self.content[:4] != MAGIC:
@@ -182,7 +186,7 @@ class _Reader:
         if version not in (2, 3):
             raise ValueError("it is big-endian" if version & 0xFFFF == 0 else f"version {version} is not known")
         tensors, keys = self.number("Q"), self.number("Q")
-        if max(tensors, keys) > self.size // 8:
+        if max(tensors, keys) > min(MOST_ENTRIES, self.size // 8):
             raise ValueError("it counts more entries than fit")
         values: dict[str, Any] = {}
         vocabulary = None
@@ -206,7 +210,7 @@ class _Reader:
         return found
 
     def text(self) -> str:
-        length = self.length(min(LONGEST_TEXT, self.size - self.at))
+        length = self.length(min(LONGEST_TEXT, len(self.content) - self.at))
         self.at += length
         return self.content[self.at - length : self.at].decode("utf-8", "replace")
 
@@ -216,7 +220,7 @@ class _Reader:
             return self.text(), None
         if kind != ARRAY:
             return self.number(SCALARS[kind]), None
-        inner, length = self.number("I"), self.length(self.size)
+        inner, length = self.number("I"), self.length(len(self.content))
         if inner == ARRAY:
             raise ValueError("arrays of arrays are not known")
         if length <= KEPT:
@@ -225,12 +229,12 @@ class _Reader:
             self.skip_texts(length)
         else:
             self.at += length * struct.calcsize(f"<{SCALARS[inner]}")
-        if self.at > self.size:
+        if self.at > len(self.content):
             raise ValueError("an array is longer than the file")
         return None, length
 
     def skip_texts(self, count: int) -> None:
-        content, at, size, unpack = self.content, self.at, self.size, struct.Struct("<Q").unpack_from
+        content, at, size, unpack = self.content, self.at, len(self.content), struct.Struct("<Q").unpack_from
         for _ in range(count):
             (length,) = unpack(content, at)
             at += 8 + length

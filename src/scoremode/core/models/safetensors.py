@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scoremode.core.models.sizes import ModelSizes, add_up
+from scoremode.core.reading import LARGEST, open_regular
 from scoremode.errors import ModelError
 
 FLOAT_BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8}
@@ -53,6 +54,9 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     from safetensors import SafetensorError, safe_open
 
     try:
+        with open_regular(path) as raw:
+            if int.from_bytes(raw.read(8), "little") > LARGEST:
+                raise ValueError(f"its header is larger than {LARGEST >> 20} MiB")
         with safe_open(path, framework="np") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
             found = {n: StoredTensor(path, n, s.get_dtype(), tuple(s.get_shape())) for n, s in slices.items()}

@@ -21,6 +21,7 @@ from msgspec import Meta
 from scoremode.core.disk.folders import JOURNAL, REFERENCE, ROWS, is_reference_file, shard_name
 from scoremode.core.disk.manifests import Sha256, Text, read_sealed
 from scoremode.core.disk.records import identity_in
+from scoremode.core.reading import open_regular
 from scoremode.core.strict_json import read_object
 from scoremode.errors import RunError
 
@@ -64,7 +65,7 @@ class TensorFile(NamedTuple):
             size = path.stat().st_size
             if size != self.size:
                 return f"has {size} bytes instead of {self.size}"
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 return None if file.read(DATA_START) == self.header else "does not have the expected header"
         except OSError as error:
             return f"cannot be read ({error.strerror})"

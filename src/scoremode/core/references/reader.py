@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from scoremode.core.cache.entries import hold_entry
-from scoremode.core.disk.files import open_regular, remembered_sha256
+from scoremode.core.disk.files import remembered_sha256
 from scoremode.core.disk.folders import HEAD, shard_name
 from scoremode.core.disk.stores import store_of
 from scoremode.core.disk.uri import RemotePath, stored_at
+from scoremode.core.reading import open_regular
 from scoremode.core.references.format import (
     DATA_START,
     RAW_DTYPES,
@@ -91,7 +92,7 @@ class Reference:
         Changes stay in memory and never reach the file (torch warns about read-only arrays).
         """
         shape = (self.head.rows, self.width)
-        return np.memmap(self.folder / HEAD, RAW_DTYPES[self.head.dtype], "c", DATA_START, shape)
+        return np.memmap(open_regular(self.folder / HEAD), RAW_DTYPES[self.head.dtype], "c", DATA_START, shape)
 
     def head_bias(self) -> Raw | None:
         """The head's raw bias (padded vocabulary,); None if the model has none."""
@@ -99,7 +100,8 @@ class Reference:
         if head.bias_dtype is None:
             return None
         at = DATA_START + head.rows * self.width * RAW_DTYPES[head.dtype].itemsize
-        return np.fromfile(self.folder / HEAD, RAW_DTYPES[head.bias_dtype], head.rows, offset=at)
+        with open_regular(self.folder / HEAD) as file:
+            return np.fromfile(file, RAW_DTYPES[head.bias_dtype], head.rows, offset=at)
 
 
 def open_reference(given: str | os.PathLike[str] | RemotePath) -> Reference:

@@ -15,6 +15,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from scoremode.core.reading import open_regular
 from scoremode.core.scores.columns import CodedTexts, Divergences, Scores, TargetFacts
 from scoremode.core.scores.schema import BUILT_IN, DIVERGENCE, FACTS, KL, MOST_IDS, Column
 from scoremode.errors import RunError
@@ -137,7 +138,8 @@ class ColumnFile:
 
         self.path = path
         try:
-            self._file = pq.ParquetFile(pa.OSFile(os.fsencode(path)))
+            with open_regular(path):
+                self._file = pq.ParquetFile(pa.OSFile(os.fsencode(path)))
         except (pa.ArrowException, OSError) as error:
             raise self._unreadable(error) from None
         self.rows: int = self._file.metadata.num_rows

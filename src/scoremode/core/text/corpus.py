@@ -31,6 +31,7 @@ from scoremode.core.arguments import path_text, require_text, whole_number
 from scoremode.core.disk.stores import store_of
 from scoremode.core.disk.uri import RemotePath, is_uri, located, refuse_broken_uri
 from scoremode.core.entry_points import Plugins
+from scoremode.core.reading import read_text
 from scoremode.core.text.files import (
     Row,
     RowsOf,
@@ -413,7 +414,7 @@ def _standard_input() -> RowsOf:
     if sys.stdin is None:
         raise CorpusError("standard input is closed", fix=fix)
     try:
-        text = decoded(sys.stdin.buffer.read(), "standard input")
+        text = decoded(read_text(sys.stdin.buffer, "standard input"), "standard input")
     except (OSError, ValueError) as error:
         raise CorpusError(f"standard input cannot be read ({error})", fix=fix) from None
     return lambda: iter([text])

@@ -21,6 +21,8 @@ from typing import Literal, cast
 
 import numpy as np
 
+from scoremode.core import free_memory
+from scoremode.core.reading import COPIES, require_memory
 from scoremode.core.text.corpus import WIKITEXT2_BLANK, Corpus
 from scoremode.core.text.files import Message, lines_of
 from scoremode.core.text.slices import TEMPLATE, UNDIVIDED, DocumentSlices, SliceRule, Slicing, Span
@@ -104,6 +106,7 @@ def arranged(corpus: Corpus, arrangement: Arrangement) -> Iterator[Document]:
     """Yields the documents that an arrangement makes from rows of text."""
     if arrangement in JOINING or (corpus.layout == "lines" and arrangement == "join-lines"):
         is_file = arrangement == "raw-file"
+        require_memory(f"joining {corpus.name}", COPIES * corpus.byte_count, free_memory.available())
         text, joined_at = _joined_lines(corpus, verbatim=is_file) if corpus.layout == "lines" else _joined(corpus)
         yield Document(text.removesuffix("\n") if is_file else text, joined_at=tuple(joined_at))
     elif corpus.layout == "lines" and arrangement == "pages":

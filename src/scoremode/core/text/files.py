@@ -21,6 +21,7 @@ import msgspec
 from scoremode.core import strict_json
 from scoremode.core.hub import explain_hub_error, offline_if_unreachable, quiet
 from scoremode.core.installation import pip_install
+from scoremode.core.reading import numbered_lines, open_regular, read_text
 from scoremode.errors import CorpusError, did_you_mean
 
 
@@ -40,6 +41,7 @@ NAMED = ("wikitext2", "python-docs", "python-docs-short")
 ROWS_LIKE = 'use rows like {"text": "…"}'
 MESSAGES_LIKE = 'use messages like {"role": "user", "content": "…"}'
 HALF_PAIR = "{} is not UTF-8 (it contains half a surrogate pair)"
+ROWS_AT_ONCE = 16  # of a Parquet file, which may be a few bytes for gigabytes of text
 # the first bytes of compressed files, and how to unpack them
 PACKED = {
     b"\x1f\x8b": ("gzip", "gunzip"),
@@ -73,7 +75,7 @@ def check_readable(path: Path) -> None:
         raise CorpusError(f"{path} cannot be read", fix="check its permissions")
     if found.st_size == 0:
         raise CorpusError(f"{path} is empty", fix="give a file with text in it")
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         begins = file.read(16)
     for magic, (kind, command) in PACKED.items():
         if begins.startswith(magic):
@@ -104,10 +106,15 @@ def unchanged(path: Path, rows: Callable[[], Iterator[T]]) -> Callable[[], Itera
 # ── plain text ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def text_in_file(path: Path) -> Callable[[], Iterator[str]]:
     """Returns what reads the file's text, verbatim. It raises CorpusError if the file has changed since this call."""
-    return unchanged(path, lambda: iter([decoded(path.read_bytes(), str(path))]))
+
+    def text() -> Iterator[str]:
+        with open_regular(path) as file:
+            yield decoded(read_text(file, str(path), os.fstat(file.fileno()).st_size), str(path))
+
+    return unchanged(path, text)
 
 
-def decoded(data: bytes, name: str) -> str:
+def decoded(data: bytes | bytearray, name: str) -> str:
     """Decodes UTF-8 without NUL; raises a CorpusError that names the position of the first bad byte."""
     try:
         text = data.decode()
@@ -121,7 +128,7 @@ def decoded(data: bytes, name: str) -> str:
     return text
 
 
-def _place(data: bytes, offset: int) -> str:
+def _place(data: bytes | bytearray, offset: int) -> str:
     return f"offset {offset}, line {data.count(10, 0, offset) + 1}"
 
 
@@ -163,18 +170,17 @@ def kind_of_rows(rows: RowsOf, name: str) -> tuple[RowKind, RowsOf]:
 
 
 def _jsonl_rows(path: Path, field: str | None) -> Iterator[Row]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            where = f"{path} line {number}"
-            try:
-                value = strict_json.parse(line, constants=True)
-            except ValueError as error:
-                raise CorpusError(f"{where} is not JSON ({error})", fix="fix or remove the line") from None
-            if not isinstance(value, dict):
-                raise CorpusError(f"{where} is not a JSON object", fix=ROWS_LIKE)
-            yield checked_row(value, field or text_field(value, where), where)
+    for number, line in numbered_lines(path):
+        if not line.strip():
+            continue
+        where = f"{path} line {number}"
+        try:
+            value = strict_json.parse(line, constants=True)
+        except ValueError as error:
+            raise CorpusError(f"{where} is not JSON ({error})", fix="fix or remove the line") from None
+        if not isinstance(value, dict):
+            raise CorpusError(f"{where} is not a JSON object", fix=ROWS_LIKE)
+        yield checked_row(value, field or text_field(value, where), where)
 
 
 def text_field(names: Collection[str], where: str) -> str:
@@ -243,7 +249,7 @@ def parquet_column(path: Path, field: str | None) -> str:
     import pyarrow.parquet as pq
 
     try:
-        names = pq.read_schema(pa.OSFile(os.fsencode(path))).names
+        names = pq.read_schema(open_regular(path)).names
     except (pa.ArrowException, OSError, ValueError) as error:
         raise CorpusError(f"{path} is not a Parquet file ({error})", fix="check the file") from None
     if field is None:
@@ -261,8 +267,8 @@ def parquet_rows(path: Path, column: str) -> Iterator[Row]:
 
     number = 0
     try:
-        with pq.ParquetFile(pa.OSFile(os.fsencode(path))) as file:
-            for batch in file.iter_batches(batch_size=1024, columns=[column]):
+        with open_regular(path) as source, pq.ParquetFile(source) as file:
+            for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, columns=[column]):
                 if batch.num_columns != 1:
                     raise CorpusError(f"{path}: the column '{column}' cannot be read alone", fix="rename it")
                 for value in batch.column(0):

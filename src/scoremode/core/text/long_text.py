@@ -17,12 +17,15 @@ from itertools import islice, pairwise
 
 import numpy as np
 
+from scoremode.core import free_memory
+from scoremode.core.reading import megabytes, require_memory
 from scoremode.core.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer, encode_many
 from scoremode.values import Ids, Ints
 
 PART = 1 << 16  # characters of a part, at least
 REACH = 1 << 13  # characters after them in which a place to cut is looked for
 AROUND = 1 << 9  # characters on either side of it that must have the same tokens together as apart
+BYTES_PER_TOKEN = 48  # of memory, while the columns of all tokens are put together
 TRIED = 64  # the most places that are tried per part
 TOGETHER, MOST_TEXTS = 1 << 20, 1024  # characters and texts that are encoded per call
 ENDS_OF_WORDS = re.compile(r"(?<=\S)(?=\s)|(?<=\S\n)(?=\S)")
@@ -78,6 +81,9 @@ class _Cutter:
         places = self._places(text)
         if len(places) == 2:
             return next(self.together([text]))
+        share = len(self.tokenizer.encode(text[:PART], special=False).ids) / PART
+        needed = int(BYTES_PER_TOKEN * share * len(text))
+        require_memory(f"cutting a text of {megabytes(len(text))} into tokens", needed, free_memory.available())
         ids, ends, several = [self.before], [np.zeros(len(self.before), np.int64)], max(1, TOGETHER // PART)
         for first in range(0, len(places) - 1, several):
             edges = places[first : first + several + 1]

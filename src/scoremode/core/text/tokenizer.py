@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -20,11 +20,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from scoremode.core import free_memory
-from scoremode.core.disk.files import require_plain_files
+from scoremode.core.reading import megabytes, require_memory, require_plain_files
+from scoremode.core.text.chat_templates import refused_row, render_template
 from scoremode.core.text.files import Message
 from scoremode.core.text.token_text import byte_level_piece, sentencepiece_piece, spelled, unnamed
-from scoremode.core.text.tokenizer_file import TokenizerFile, load_transformers, unusable
-from scoremode.errors import CorpusError, ModelError, ScoremodeError, print_line
+from scoremode.core.text.tokenizer_file import TokenizerFile, is_general, load_transformers, require_bounded, unusable
+from scoremode.errors import ModelError, ScoremodeError, print_line
 from scoremode.values import Ids, Ints
 
 
@@ -48,6 +49,9 @@ PROBE = "In 1999, 12345 cats\tsaid:  “déjà-vu”!\n\n東京 2024年 — naï
 BYTES_PER_BYTE, BYTES_PER_TOKEN = 120, 420
 
 SMALL_TEXT, LARGE_TEXT = 200_000, 2_000_000  # characters; below always fits into memory, above is announced
+
+LARGEST_ID = 1 << 22  # the largest vocabularies have a million tokens
+MOST_TOKENS = 32  # of one character
 
 SAMPLES, SAMPLE_LENGTH = 16, 4096  # samples of a text from which its number of tokens is estimated
 
@@ -114,6 +118,7 @@ class HuggingFaceTokenizer:
         """The tokenizer of a folder; Transformers is imported if nothing else shows what it would make of the files."""
         if Path(folder).is_dir():
             require_plain_files(Path(folder))
+            require_bounded(Path(folder))
         found = None if trust_remote_code else TokenizerFile.of(Path(folder))
         found = found or load_transformers(folder, trust_remote_code=trust_remote_code)
         try:
@@ -137,10 +142,15 @@ class HuggingFaceTokenizer:
         vocabulary: dict[str, int] = self.backend.get_vocab(with_added_tokens=True)
         with_special, plain = (self.ids_together([PROBE], special=special)[0] for special in (True, False))
         by_id = sorted(vocabulary.items(), key=lambda item: (item[1], item[0]))
+        size = max(vocabulary.values(), default=-1) + 1
+        if size > LARGEST_ID:
+            raise ValueError(f"it has the id {size - 1:,}")
+        if len(plain) > MOST_TOKENS * len(PROBE):
+            raise ValueError(f"it makes {len(plain):,} tokens of {len(PROBE)} characters")
         bos = self._tokenizer.bos_token_id
         return TokenizerFacts(
             fingerprint=hash_vocabulary(by_id, [with_special, plain]),
-            size=max(vocabulary.values(), default=-1) + 1,
+            size=size,
             bos=bos,
             eos=self._tokenizer.eos_token_id,
             adds_bos=bos is not None and with_special[:1] == [bos] and plain[:1] != [bos],
@@ -192,17 +202,11 @@ class HuggingFaceTokenizer:
         share = len(self.encode_together(samples, special=False).ids) / sum(map(len, samples))
         size = len(text) if text.isascii() else len(text.encode())
         needed = int(BYTES_PER_BYTE * size + BYTES_PER_TOKEN * share * len(text))
-        left = free_memory.available()
-        if left is not None and needed > left:
-            raise CorpusError(
-                f"splitting a text of {_megabytes(size)} into tokens needs about {_megabytes(needed)} of memory, "
-                f"and {_megabytes(left)} are free",
-                fix="give a smaller file, fewer lines with --num-samples, or the text as many rows of a .jsonl file",
-            )
+        require_memory(f"splitting a text of {megabytes(size)} into tokens", needed, free_memory.available())
         if len(text) >= LARGE_TEXT:
             print_line(
-                f"scoremode: a text of {_megabytes(size)} is split into tokens at once, "
-                f"which needs about {_megabytes(needed)} of memory"
+                f"scoremode: a text of {megabytes(size)} is split into tokens at once, "
+                f"which needs about {megabytes(needed)} of memory"
             )
 
     def pieces(self) -> list[bytes]:
@@ -233,9 +237,14 @@ class HuggingFaceTokenizer:
         if not self.hf.chat_template:
             raise ModelError("this model has no chat template", fix="choose a text field with --field")
         try:
-            return str(self.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=open_turn))
+            if not is_general(self.hf):
+                return str(self.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=open_turn))
+            if not messages:
+                raise ValueError("an empty conversation")
+            template = self.hf.get_chat_template()
         except Exception as error:  # templates raise their own errors, and Python's
-            raise _template_refused(error) from None
+            raise refused_row(f"{type(error).__name__}: {error}") from None
+        return render_template(template, messages, open_turn=open_turn, special=self.hf.special_tokens_map)
 
 
 class ByteTokenizer:
@@ -276,28 +285,6 @@ def hash_vocabulary(by_id: Iterable[tuple[str, int]], probes: list[list[int]]) -
         hasher.update(f"{index}\0{token}\0".encode("utf-8", "surrogatepass"))
     hasher.update(json.dumps(probes).encode())
     return hasher.hexdigest()
-
-
-def render_template(template: str, messages: list[Message], *, open_turn: bool, special: Mapping[str, str]) -> str:
-    """A conversation as a chat template in Jinja writes it; ``special`` are the names of BOS and EOS."""
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    try:
-        rendered, _ = render_jinja_template(
-            [messages], chat_template=template, add_generation_prompt=open_turn, **special
-        )
-        return str(rendered[0])
-    except Exception as error:  # templates raise their own errors, and Python's
-        raise _template_refused(error) from None
-
-
-def _template_refused(error: Exception) -> ModelError:
-    reason = f"{type(error).__name__}: {error}"[:200]
-    return ModelError(f"the chat template refused a row ({reason})", fix="check the roles in the row")
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
 def owned_characters(ids: Ids, starts: Ints, ends: Ints, length: int) -> Encoding:

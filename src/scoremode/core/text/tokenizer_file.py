@@ -8,18 +8,28 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from scoremode.core.hub import offline_if_unreachable
+from scoremode.core.reading import read_file
 from scoremode.errors import ModelError
 
 GENERAL_CLASS = "TokenizersBackend"
 NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
 WITHOUT_EFFECT = ("backend", "is_local", "local_files_only", "model_max_length", "tokenizer_class")  # on plain text
 MORE_FILES = ("added_tokens.json", "special_tokens_map.json")
+PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")  # of a tokenizer.json; they may change a length
+LONGER = ("ByteLevel", "NFC", "NFD", "BertNormalizer", "Lowercase")
+GROWTH = {**dict.fromkeys(LONGER, 4), **dict.fromkeys(("NFKC", "NFKD", "Precompiled"), 18)}
+"""How many characters a part makes of one, at most; those that are not listed make one."""
+MOST_GROWTH = 20_000  # the parts of XLNet's tokenizer have 9,000
+
 MOST_IDS = 100_000  # in larger vocabularies, Transformers repairs the patterns of some models
 
 
@@ -49,6 +59,13 @@ def load_transformers(folder: str | Path, *, trust_remote_code: bool = False) ->
         raise unusable(folder, error) from None
 
 
+def is_general(tokenizer: Any) -> bool:
+    """Does the class of a tokenizer render chat templates as Transformers does for all classes?"""
+    from transformers import PreTrainedTokenizerBase
+
+    return type(tokenizer).apply_chat_template is PreTrainedTokenizerBase.apply_chat_template
+
+
 def unusable(folder: str | Path, error: Exception) -> ModelError:
     """The error for a tokenizer that the library could not load or use."""
     reason = str(error).strip().split("\n")[0][:200]
@@ -56,6 +73,32 @@ def unusable(folder: str | Path, error: Exception) -> ModelError:
         f"the tokenizer in {folder} could not be loaded ({type(error).__name__}: {reason})",
         fix="check that the folder contains tokenizer.json, or name another folder with --tokenizer",
     )
+
+
+def require_bounded(folder: Path) -> None:
+    """Refuses a tokenizer.json that may make a short text too large for any memory. It is asked before it is loaded."""
+    try:
+        parts = msgspec.json.decode(read_file(folder / "tokenizer.json"), type=dict[str, msgspec.Raw])
+        growth = _growth([msgspec.json.decode(parts[name]) for name in PARTS if name in parts])
+    except (OSError, ValueError, RecursionError):  # the library says what is wrong
+        return
+    if growth > MOST_GROWTH:
+        what = f"the tokenizer in {folder} may make a text {growth:.3g} times as long"
+        raise ModelError(what, fix="get its tokenizer.json again, or name another folder with --tokenizer")
+
+
+def _growth(part: Any) -> float:
+    """How many times as long a part of a tokenizer, or several in a row, may make a text."""
+    if isinstance(part, list):
+        return math.prod(map(_growth, part))
+    if not isinstance(part, dict):
+        return 1
+    if isinstance(single := part.get("single"), list):
+        return len(single)  # of a template, which may repeat the text
+    replaced = part.get("pattern")
+    length = len(str(replaced["String"])) if isinstance(replaced, dict) and "String" in replaced else 1
+    written = 1 + len(str(part.get("content", ""))) / max(length, 1)  # a pattern may match between two characters
+    return GROWTH.get(str(part.get("type")), 1) * written * _growth([p for p in part.values() if isinstance(p, list)])
 
 
 class TokenizerFile:
@@ -71,9 +114,7 @@ class TokenizerFile:
     def of(folder: Path) -> TokenizerFile | None:
         """The tokenizer of a folder; None if Transformers must load it, because it may change or refuse the file."""
         try:
-            about, model = (
-                json.loads((folder / name).read_bytes()) for name in ("tokenizer_config.json", "config.json")
-            )
+            about, model = (json.loads(read_file(folder / name)) for name in ("tokenizer_config.json", "config.json"))
             named = {name: about.get(name) for name in NAMED}
             general = about["tokenizer_class"] == GENERAL_CLASS and model["model_type"] == "llama"
             if (

@@ -27,8 +27,9 @@ from scoremode.core.disk.files import written_atomically
 from scoremode.core.disk.folders import JOURNAL, MANIFEST, SCORES
 from scoremode.core.disk.stores import store_of
 from scoremode.core.disk.uri import RemotePath, is_uri, located, refuse_broken_uri
+from scoremode.core.reading import LARGEST, open_regular
 from scoremode.core.references.format import is_reference
-from scoremode.core.strict_json import LARGEST, read_object
+from scoremode.core.strict_json import read_object
 from scoremode.errors import InputError, RunError, print_line
 
 REPORT_MARK = b'<meta name="generator" content="scoremode'
@@ -70,7 +71,7 @@ class Output:
         try:
             if self.place is not None:
                 return io.BytesIO(store_of(self.place).read(self.place, count) or b"")
-            return self.path.open("rb")
+            return open_regular(self.path)
         except OSError as error:
             raise InputError(
                 f"{self.name} exists and cannot be read ({error.strerror})", fix="give another name"

@@ -19,6 +19,7 @@ import numpy as np
 from scoremode.core.disk.files import remembered_sha256
 from scoremode.core.models.gguf import GgufFacts, gguf_constants, read_gguf
 from scoremode.core.models.subject import Subject
+from scoremode.core.text.chat_templates import render_template
 from scoremode.core.text.files import Message
 from scoremode.core.text.token_text import spelled, unnamed
 from scoremode.core.text.tokenizer import (
@@ -29,7 +30,6 @@ from scoremode.core.text.tokenizer import (
     TokenizerFacts,
     hash_vocabulary,
     owned_characters,
-    render_template,
 )
 from scoremode.engines.llamacpp.library import Library, freed_with, library
 from scoremode.engines.llamacpp.llamacpp_options import LlamaCppParameters

@@ -18,6 +18,7 @@ from scoremode.core.installation import pip_install
 from scoremode.core.models.facts import ModelFacts, unused_note
 from scoremode.core.models.safetensors import read_header
 from scoremode.core.models.subject import Subject
+from scoremode.core.reading import require_plain_files
 from scoremode.core.strict_json import read_object
 from scoremode.engines.transformers.choices import TransformersOptions, choose_device, choose_dtype
 from scoremode.errors import EngineError, ModelError
@@ -113,6 +114,8 @@ def with_adapter(subject: Subject, folder: str) -> Subject:
     for name in ADAPTER_FILES:
         if not (path / name).is_file():
             raise ModelError(f"the adapter folder {folder} has no {name}", fix="give a folder that PEFT saved")
+    require_plain_files(path)
+    read_header(path / ADAPTER_FILES[1])
     files = {f"{path.name}/{name}": remembered_sha256(path / name) for name in ADAPTER_FILES}
     whole = "\n".join([subject.fingerprint, *(files[name] for name in sorted(files))])
     return replace(

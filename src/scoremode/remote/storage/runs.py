@@ -45,6 +45,7 @@ from scoremode.core.disk.folders import (
 )
 from scoremode.core.disk.records import identity_in
 from scoremode.core.disk.uri import RemotePath
+from scoremode.core.reading import read_file
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
 from scoremode.core.strict_json import parse
@@ -81,7 +82,7 @@ class RemoteLock:
 
     def _id(self) -> str:
         """The id of the work folder; empty if it has none yet."""
-        return Holder.read(self._note.read_bytes()).id if self._note.exists() else ""
+        return Holder.read(read_file(self._note)).id if self._note.exists() else ""
 
     def _holder(self) -> Holder | None:
         """Who holds the lock; None if nobody does."""

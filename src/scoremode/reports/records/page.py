@@ -63,4 +63,4 @@ def _shown(group: Group, folder: str) -> dict[str, object]:
 
 def _link(record: Record, folder: str) -> str:
     """The way from the page's folder to the record. A colon is quoted, so that no name becomes a scheme."""
-    return quote(os.path.relpath(record.file, folder).replace(os.sep, "/"))
+    return quote(os.fsencode(os.path.relpath(record.path, folder)))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ntpath
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -21,7 +22,7 @@ from msgspec import Meta
 from scoremode.core.disk.manifests import Count, Sha256, is_sealed, unusable_field
 from scoremode.core.statistics.comparison import BY_NAME
 from scoremode.core.strict_json import read_object
-from scoremode.errors import InputError, harmless
+from scoremode.errors import InputError, harmless, readable, shortened
 from scoremode.reports.comparisons import size_and_bits
 from scoremode.reports.numbers import shown_statistic
 from scoremode.reports.public_text import HUB_NAME
@@ -34,10 +35,19 @@ from scoremode.values import usable
 FIX = "give records as scoremode compare --records DIR writes them"
 OF_BASELINE = "baseline's "
 SHOWN = ("kl_mean", "ppl_ratio", "same_top")
+LARGEST = 4 << 20  # bytes of a record
+COMPARED = 32  # groups that a later one is compared with
+MOST_SHOWN = 50  # groups in a terminal
 CHANGED = "changed after they were written: their seals do not fit, so they are neither compared nor drawn"
 
-Name = Annotated[str, Meta(min_length=1)]
-Settings = dict[str, bool | int | float | str | None]
+Name = Annotated[str, Meta(min_length=1, max_length=1000)]  # a terminal lays out much longer cells for minutes
+Line = Annotated[str, Meta(max_length=100_000)]  # not in a cell
+Number = Annotated[float, Meta(ge=-1e300, le=1e300)]  # a share is shown times 100
+Bits = Annotated[float, Meta(ge=1e-3, le=1024)]
+Word = Annotated[str, Meta(max_length=1000)]
+Settings = Annotated[dict[Name, bool | int | Number | Word | None], Meta(max_length=100)]
+Versions = Annotated[dict[Name, Word], Meta(max_length=100)]
+Statistics = Annotated[dict[Name, bool | int | Number | None], Meta(max_length=1000)]
 
 
 class Served(msgspec.Struct):
@@ -60,8 +70,8 @@ class Form(msgspec.Struct):
     baseline_dtype: Name | None
     baseline_device: Name | None
     baseline_settings: Settings
-    baseline_versions: dict[str, str]
-    corpus: str
+    baseline_versions: Versions
+    corpus: Line
     corpus_sha256: Sha256
     method: Name
     method_settings: Settings
@@ -70,19 +80,19 @@ class Form(msgspec.Struct):
     dtype: Name | None
     device: Name | None
     settings: Settings
-    versions: dict[str, str]
+    versions: Versions
     format: Name | None
     engine: Name | None
-    bits_per_weight: Annotated[float, Meta(gt=0, le=1024)] | None
+    bits_per_weight: Bits | None
     weight_bytes: Count | None
     emulated_bytes: Count | None
-    command: str
-    sentence: str
-    kl_missing: str | None
-    notes: list[str]
-    statistics: dict[str, bool | int | float | None]
+    command: Line
+    sentence: Line
+    kl_missing: Line | None
+    notes: list[Line]
+    statistics: Statistics
     tool: Name = "scoremode"  # that measured it
-    limits: str = ""  # what the tool cannot see
+    limits: Line = ""  # what the tool cannot see
 
     @property
     def by(self) -> str:
@@ -92,11 +102,12 @@ class Form(msgspec.Struct):
 class Record(NamedTuple):
     """A record as tables and charts need it."""
 
-    file: str  # as the user named it
+    file: str  # as the user named it, in UTF-8
     its: Form
     served: ServedModel
     must_agree: Mapping[str, str]  # what must be equal for two records to be comparable, by what it is
     changed: bool  # after it was written
+    path: str  # the same file, whose name may not be UTF-8
 
     @property
     def baseline_versions(self) -> Mapping[str, str]:
@@ -110,7 +121,7 @@ def read(files: Sequence[str]) -> list[Record]:
 
 def _read(file: str) -> Record:
     try:
-        found = read_object(Path(file), constants=True)
+        found = read_object(Path(file), constants=True, most=LARGEST)
     except ValueError as error:
         raise InputError(f"{file} is not a record ({harmless(str(error))})", fix=FIX) from None
     except OSError as error:
@@ -137,7 +148,7 @@ def _record(file: str, its: Form, *, changed: bool) -> Record:
         **{f"{OF_BASELINE}{name}": str(value) for name, value in how.items() if value is not None},
     }
     served = served_manifest({**msgspec.structs.asdict(its), "model_format": its.format})
-    return Record(file, its, served, must_agree, changed)
+    return Record(readable(file), its, served, must_agree, changed, file)
 
 
 # ── mlx-kld ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -155,7 +166,7 @@ class MlxKldStudent(msgspec.Struct):
     path: Name
     format: Name
     size_bytes: Count | None = None
-    effective_bpw: Annotated[float, Meta(gt=0, le=1024)] | None = None
+    effective_bpw: Bits | None = None
 
 
 class MlxKldText(msgspec.Struct):
@@ -174,16 +185,17 @@ class MlxKldForm(msgspec.Struct):
     teacher: MlxKldTeacher
     student: MlxKldStudent
     calibration: MlxKldText
-    kld: dict[str, float | None]
-    agreement: dict[str, float | None]
+    kld: Statistics
+    agreement: Statistics
     tokens_scored: Count
     scorer_version: Name
 
 
 def _of_mlx_kld(file: str, found: dict[str, Any]) -> Record:
     found.pop("kld_histogram", None)  # its last edge may be Infinity, and it is not used
-    if found["schema_version"] != 1 or (wrong := unusable_field(found, MlxKldForm)):
-        raise InputError(f"{file} is not a record of mlx-kld's schema 1 (no usable {wrong})", fix=FIX)
+    wrong = "schema_version" if found["schema_version"] != 1 else unusable_field(found, MlxKldForm)
+    if wrong:
+        raise InputError(f"{file} is not a record of mlx-kld's schema 1 (no usable {harmless(wrong)})", fix=FIX)
     its = msgspec.convert(found, MlxKldForm)
     c, floor = its.calibration, usable(its.kld.get("floor_mean"))
     said, window = "not said" if floor is None else f"{floor:.2g} nats", c.score_window or "not said"
@@ -257,7 +269,7 @@ class Group(NamedTuple):
         its = self.records[0].its
         by = " ".join(filter(None, (its.baseline_served.engine, its.baseline_dtype)))
         how = method_words({"method": its.method, "method_settings": its.method_settings}, brief=True)
-        return f"{its.baseline} ({by}) on {its.corpus}, {how}"
+        return f"{its.baseline} ({by}) on {shortened(its.corpus, 200)}, {how}"
 
 
 class Grouped(NamedTuple):
@@ -270,10 +282,11 @@ def grouped(records: Sequence[Record]) -> Grouped:
     together: dict[frozenset[tuple[str, str]], list[Record]] = {}
     for one in (one for one in records if not one.changed):
         together.setdefault(frozenset(one.must_agree.items()), []).append(one)
-    groups = list[Group]()
+    groups, first = list[Group](), list[Record]()
     for members in sorted(together.values(), key=lambda members: -len(members)):
         members.sort(key=_by_kl)
-        groups.append(Group(members, _why_apart(members[0], [group.records[0] for group in groups])))
+        groups.append(Group(members, _why_apart(members[0], first)))
+        first += members[:1] if len(first) < COMPARED else []
     return Grouped(groups, [one for one in records if one.changed])
 
 
@@ -283,7 +296,10 @@ def _by_kl(record: Record) -> tuple[bool, float]:
 
 
 def _why_apart(record: Record, earlier: Sequence[Record]) -> str:
-    """In what a record differs from the earlier group that it has most in common with; '' for the first group."""
+    """In what a record differs from the earlier group that it has most in common with; '' for the first group.
+
+    ``earlier`` are the first records of the largest groups.
+    """
     mine = record.must_agree
     found = [
         (number, [what for what in {**other.must_agree, **mine} if mine.get(what) != other.must_agree.get(what)])
@@ -308,8 +324,8 @@ def _why_apart(record: Record, earlier: Sequence[Record]) -> str:
 # ── what is shown ────────────────────────────────────────────────────────────────────────────────────────────────────
 def distinct_names(records: Sequence[Record]) -> list[str]:
     """The names of records, with the file where two have one name."""
-    names = [one.its.name for one in records]
-    return [f"{one.its.name} ({one.file})" if names.count(one.its.name) > 1 else one.its.name for one in records]
+    names = Counter(one.its.name for one in records)
+    return [f"{one.its.name} ({one.file})" if names[one.its.name] > 1 else one.its.name for one in records]
 
 
 def details(its: Form) -> dict[str, str]:
@@ -365,10 +381,12 @@ def group_notes(group: Group) -> list[Note]:
 def blocks(found: Grouped) -> list[Block]:
     """The groups for a terminal."""
     shown = list[Block]()
-    for number, group in enumerate(found.groups, start=1):
+    for number, group in enumerate(found.groups[:MOST_SHOWN], start=1):
         shown += [*([""] if shown else []), Note(f"group {number}: {group.title}", "bold"), group_table(group)]
         shown += [Note(group.apart, "yellow")] if group.apart else []
         shown += [Note(note.text, "dim") for note in group_notes(group)]
+    if len(found.groups) > MOST_SHOWN:
+        shown += ["", Note(f"{len(found.groups) - MOST_SHOWN:,} smaller groups are only in a page (-o) or in --json")]
     if found.changed:
         named = ", ".join(f"{one.file} ({one.its.name})" for one in found.changed)
         shown += ["", Note(f"{named}: {CHANGED}", "red")]

@@ -29,10 +29,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from scoremode.core.disk.files import disk_errors, open_regular, write_at
+from scoremode.core.disk.files import disk_errors, write_at
 from scoremode.core.disk.stores import store_of
 from scoremode.core.disk.uri import RemotePath, may_be_stored, name_in, stored_at
 from scoremode.core.engine.base import StoredDistributions
+from scoremode.core.reading import open_regular
 from scoremode.core.scores.answers import Answers, Window
 from scoremode.errors import EngineError, InputError, RunError
 from scoremode.head.budget import FLOOR, LARGEST_CODE, LEFT_OUT, words_of

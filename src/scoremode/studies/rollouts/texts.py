@@ -27,6 +27,7 @@ from scoremode.core.disk.folders import PARTIAL_TEXTS, ROLLOUTS, TEXTS, Mark
 from scoremode.core.disk.manifests import Sha256, Text, read_sealed
 from scoremode.core.disk.records import RecordFile
 from scoremode.core.disk.uri import is_uri
+from scoremode.core.reading import open_regular
 from scoremode.core.scores.schema import ROUNDING
 from scoremode.core.store.resumable import Resumable
 from scoremode.core.text.corpus import Corpus, CorpusKind
@@ -209,17 +210,17 @@ def has_texts(path: Path) -> bool:
     import pyarrow.parquet as pq
 
     try:
-        with pa.OSFile(os.fsencode(path)) as file:
+        with open_regular(path) as file:
             return bool(pq.read_schema(file).names == schema().names)
     except (pa.ArrowException, OSError):
         return False
 
 
 def _read_texts(folder: Path, manifest: dict[str, Any]) -> Rollouts:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = pq.read_table(pa.OSFile(os.fsencode(folder / TEXTS))).rename_columns({"ids": "written"})
+    with open_regular(folder / TEXTS) as file:
+        table = pq.read_table(file).rename_columns({"ids": "written"})
     form = schema()
     if table.schema.types != form.types or table.schema.names != ["written" if n == "ids" else n for n in form.names]:
         raise ValueError("its columns are not those of rollouts")

@@ -21,6 +21,7 @@ import numpy as np
 from scoremode.core.arguments import path_text, user_path
 from scoremode.core.disk.files import file_sha256
 from scoremode.core.disk.manifests import is_line
+from scoremode.core.reading import numbered_lines
 from scoremode.core.strict_json import parse, read_object
 from scoremode.errors import InputError, few
 from scoremode.values import Floats
@@ -253,11 +254,7 @@ def _task(name: str, path: Path, results: Results) -> LoggedTask:
 
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror})", fix="check its permissions") from None
-    for number, line in enumerate(lines, 1):
+    for number, line in numbered_lines(path, kept=True):
         where = f"{path} line {number}"
         try:
             row = parse(line, constants=True)

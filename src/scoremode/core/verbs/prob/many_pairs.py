@@ -20,6 +20,7 @@ from scoremode.core.cache.entries import hold_entry
 from scoremode.core.disk.files import file_sha256, written_atomically
 from scoremode.core.disk.folders import JOURNAL, MANIFEST, RESULTS, Mark, entry_folder
 from scoremode.core.disk.manifests import Sha256
+from scoremode.core.reading import numbered_lines
 from scoremode.core.store.resumable import Resumable
 from scoremode.core.strict_json import parse
 from scoremode.core.verbs.outputs import Output, check_output
@@ -41,19 +42,18 @@ def read_pairs(path: Path) -> Pairs:
     if not path.is_file():
         raise InputError(f"there is no file '{path}'", fix="check the path given to --file")
     found: Pairs = []
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                row = parse(line, constants=True)
-                prompt, targets = row["prompt"], row["targets"] if "targets" in row else [row["target"]]
-                good = isinstance(prompt, str) and isinstance(targets, list) and set(map(type, targets)) == {str}
-            except (ValueError, KeyError, TypeError):
-                good = False
-            if not good:
-                raise InputError(f"{path} line {number} is not a pair", fix=EXAMPLE)
-            found += ((prompt, target) for target in targets)
+    for number, line in numbered_lines(path, kept=True):
+        if not line.strip():
+            continue
+        try:
+            row = parse(line, constants=True)
+            prompt, targets = row["prompt"], row["targets"] if "targets" in row else [row["target"]]
+            good = isinstance(prompt, str) and isinstance(targets, list) and set(map(type, targets)) == {str}
+        except (ValueError, KeyError, TypeError):
+            good = False
+        if not good:
+            raise InputError(f"{path} line {number} is not a pair", fix=EXAMPLE)
+        found += ((prompt, target) for target in targets)
     if not found:
         raise InputError(f"{path} holds no pairs", fix=EXAMPLE)
     return found

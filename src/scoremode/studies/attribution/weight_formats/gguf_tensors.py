@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scoremode.core.models.gguf import GgufFacts, GgufTensor
+from scoremode.core.reading import open_regular
 from scoremode.errors import ModelError
 from scoremode.studies.attribution.weight_formats.matching import OTHER, require_layers
 from scoremode.studies.attribution.weight_formats.stored import Shape, StoredWeight, TensorReader
@@ -133,7 +134,8 @@ def dequantized(tensor: GgufTensor) -> Any:
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    raw = np.fromfile(tensor.file, np.uint8, tensor.bytes, offset=tensor.begin)
+    with open_regular(tensor.file) as file:
+        raw = np.fromfile(file, np.uint8, tensor.bytes, offset=tensor.begin)
     rows = tensor.weights // tensor.shape[-1] if tensor.shape and tensor.shape[-1] else 1
     try:
         values = dequantize(raw.reshape(rows, tensor.bytes // max(rows, 1)), GGMLQuantizationType[tensor.type])
