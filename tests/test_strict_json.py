@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scoremode.core.strict_json import DEEPEST, LARGEST, parse, read_object
+from scoremode.core.reading import LARGEST
+from scoremode.core.strict_json import DEEPEST, parse, read_object
 
 
 @pytest.mark.parametrize(
