@@ -107,6 +107,14 @@ class UnknownArgumentError(OptionError, TypeError):
     """A function of scoremode has no argument of that name."""
 
 
+class WrongTypeError(OptionError, TypeError):
+    """An argument, or a part of it with this ``name``, has another type than the function declares."""
+
+    def __init__(self, message: str, *, fix: str, name: str) -> None:
+        super().__init__(message, fix=fix)
+        self.name = name
+
+
 class BoundaryError(ScoremodeError):
     """A token spans the end of the prompt and the caller asked to refuse that."""
 

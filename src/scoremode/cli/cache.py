@@ -13,12 +13,14 @@ from scoremode.core.cache.units import moment, parse_age, parse_size
 from scoremode.core.disk.folders import cache_folder
 from scoremode.core.disk.manifests import is_line
 from scoremode.core.strict_json import read_object
+from scoremode.core.typed import typed
 from scoremode.errors import OptionError, did_you_mean
 
 NAMES = ("source", "place", "model", "baseline", "corpus", "method", "engine")  # fields of manifests that are shown
 HOW_MUCH = "give --older-than 30d, --larger-than 10GB or both"
 
 
+@typed
 def cache(
     action: str | None = None,
     *,

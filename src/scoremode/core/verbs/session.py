@@ -18,6 +18,7 @@ from scoremode.core.engine.plugin import Work
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.store.run import Run
 from scoremode.core.text.tokenizer import TextTokenizer
+from scoremode.core.typed import typed
 from scoremode.core.verbs.arguments import (
     ModelArguments,
     QuestionArguments,
@@ -91,6 +92,7 @@ class Model:
                 self._model, check_question(question, needs_text=True), out=out, fresh=fresh, progress=progress
             )
 
+    @typed
     @shows_progress
     def prob(
         self,
@@ -121,6 +123,7 @@ class Model:
         """The tokenizer that cuts texts for this model."""
         return self._model.subject.tokenizer
 
+    @typed
     @shows_progress
     def logprobs(
         self,
@@ -257,6 +260,7 @@ def open(
     return Model(lazy, tokenizer_name(tokenizer))
 
 
+@typed
 def wrap(
     hf_model: Any,
     tokenizer: Any,

@@ -17,6 +17,7 @@ from markupsafe import Markup
 from scoremode.core import extensions
 from scoremode.core.statistics.comparison import Comparison, Comparisons, are_of_paths
 from scoremode.core.store.run import Run
+from scoremode.core.typed import typed
 from scoremode.core.verbs.outputs import check_report
 from scoremode.errors import InputError, RunError, UnknownArgumentError
 from scoremode.reports.comparisons import comparison_notes, comparison_table, slices_blocks, summary
@@ -204,6 +205,7 @@ def notebook_html(value: Any) -> str | None:
 def report(path: Path, *found: Any, **details: Any) -> Path: ...
 @overload
 def report(path: str | Path, *found: Any, **details: Any) -> Path | str: ...
+@typed
 def report(path: str | Path, *found: Any, **details: Any) -> Path | str:
     """Writes comparisons or runs as one HTML page. Other results need a page each: tasks, mismatch, attribution.
 

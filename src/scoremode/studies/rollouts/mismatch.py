@@ -37,6 +37,7 @@ from scoremode.core.statistics.statistic import (
     plain,
 )
 from scoremode.core.store.run import Run
+from scoremode.core.typed import typed
 from scoremode.core.verbs.arguments import ModelArguments, spelled_out
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer
 from scoremode.core.verbs.progress import Progress, shows_progress
@@ -179,6 +180,7 @@ class Mismatch(ArrowTable):
         labels = dict.fromkeys(self.slices.tolist())
         return [{"slice": label, **self._some(self.slices == label).statistics()} for label in labels]
 
+    @typed
     def part(self, names: Sequence[str]) -> dict[str, Any]:
         """The number of tokens, and some statistics."""
         shown = [one for one in STATISTICS if one.name in names]
@@ -189,6 +191,7 @@ class Mismatch(ArrowTable):
         return replace(self, **columns, slices=None, kl=None if self.kl is None else self.kl[chosen], notes=())
 
     # ── for people and machines ──────────────────────────────────────────────────────────────────────────────────────
+    @typed
     def failures(self, *rules: str) -> list[str]:
         """Says in one line each which rules hold, such as ``k3 > 0.015 surely``; an empty list if the gate passes."""
         parsed, s = [parse(rule, FIELDS, EXAMPLE) for rule in rules], self.statistics()
