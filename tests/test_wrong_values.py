@@ -23,6 +23,7 @@ from scoremode import errors
 from scoremode.core.typed import checked, declared
 from scoremode.core.verbs.progress import Progress
 from scoremode.errors import ScoremodeError, WrongTypeError
+from scoremode.studies.attribution.result import UnitDamage
 
 ENDLESS: list[Any] = []
 ENDLESS.append(ENDLESS)
@@ -58,16 +59,19 @@ class Call:
         beside = {"text": "one two three", **BESIDE.get(self.parameter, {}), self.parameter: value}
         for name, parameter in parameters.items():
             known = next((valid[key] for key in (f"{self.name}.{name}", name) if key in valid), None)
+            is_needed = parameter.default is parameter.empty and parameter.kind != parameter.VAR_KEYWORD
             if name == "self":
-                positional.append(valid[self.kind.__name__] if self.is_made(valid) else object.__new__(self.kind))  # type: ignore[union-attr, call-overload]
-            elif parameter.default is parameter.empty and parameter.kind < parameter.KEYWORD_ONLY:
-                positional.append(beside.get(name, known) if name != "text" else known)
-            elif name in beside or (parameter.default is parameter.empty and parameter.kind == parameter.KEYWORD_ONLY):
+                positional.append(valid[self.owner] if self.owner in valid else object.__new__(self.kind or object))
+            elif is_needed and parameter.kind != parameter.KEYWORD_ONLY:
+                positional.append(beside.get(name, known))
+            elif is_needed or name in beside:
                 named[name] = beside.get(name, known)
         return positional, named
 
-    def is_made(self, valid: Mapping[str, Any]) -> bool:
-        return self.kind is not None and self.kind.__name__ in valid and self.function.__name__ != "__init__"
+    @property
+    def owner(self) -> str:
+        """The name of the class; '' of a function, and of what makes an object."""
+        return self.kind.__name__ if self.kind is not None and self.function.__name__ != "__init__" else ""
 
 
 def functions() -> Iterator[tuple[str, type | None, Callable[..., Any]]]:
@@ -96,15 +100,25 @@ CALLS = [
 @pytest.fixture(scope="module")
 def valid() -> dict[str, Any]:
     """Values of parameters without a default, by name, and an object of each class that is made quickly."""
-    lm, columns = sm.SequenceProbability("table:uniform"), [np.zeros(1), np.zeros(1), *[np.zeros(1, np.int64)] * 3]
+    lm, whole = sm.SequenceProbability("table:uniform"), np.zeros(1, np.int64)
     comparison = sm.compare("table:uniform", "table:uniform", text="one two three")[0]
     return {
         **dict.fromkeys(("model", "baseline", "candidate", "candidates", "trainer", "folder"), "table:uniform"),
         **{"prompt": "a b", "prompts": ["a"], "targets": ["c"], "pairs": [("a", "c")], "longest": 8, "shell": "bash"},
         **{"margin": 0.1, "names": ["k3"], "rules": "k3 > 1", "words": "-h", "rollouts": "run", "path": "page.html"},
-        **{"Model.logprobs.prompts": [[1, 2]], "continuations": [[3]], "found": comparison, "count": 1},
+        **{
+            "Model.logprobs.prompts": [[1, 2]],
+            "continuations": [[3]],
+            "found": comparison,
+            "count": 1,
+            "one": object.__new__(UnitDamage),
+        },
         **{"SequenceProbability.score.pairs": lm.encode([("a", "c")]), "Model": sm.open("table:uniform")},
-        **{"SequenceProbability": lm, "Comparison": comparison, "Mismatch": sm.Mismatch(*columns)},
+        **{
+            "SequenceProbability": lm,
+            "Comparison": comparison,
+            "Mismatch": sm.Mismatch(np.zeros(1), np.zeros(1), whole, whole, whole),
+        },
     } | {"Model.compare.baseline": sm.open("table:uniform")}
 
 
@@ -132,7 +146,7 @@ def problem_of(call: Call, value: Any, valid: Mapping[str, Any]) -> str:
         checked(name, value, declared(call.function)[1].get(name, Any))
     except ScoremodeError:
         needs_refusal = True
-    if not needs_refusal and (call.name in STARTS or (call.kind is not None and not call.is_made(valid))):
+    if not needs_refusal and (call.name in STARTS or (call.kind is not None and call.owner not in valid)):
         return ""
     positional, named = call.arguments(value, valid)
     try:

@@ -108,10 +108,10 @@ class UnknownArgumentError(OptionError, TypeError):
 
 
 class WrongTypeError(OptionError, TypeError):
-    """An argument, or a part of it with this ``name``, has another type than the function declares."""
+    """An argument, or a part of one, has another type than the function declares."""
 
-    def __init__(self, message: str, *, fix: str, name: str) -> None:
-        super().__init__(message, fix=fix)
+    def __init__(self, name: str, shown: str, declared: str) -> None:
+        super().__init__(f"{name} is {shown}, which is not {declared}", fix="give one")
         self.name = name
 
 

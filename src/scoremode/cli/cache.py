@@ -55,6 +55,9 @@ def cache(
         size = parse_size(larger_than) if isinstance(larger_than, str) else larger_than
     except ValueError as error:
         raise OptionError(str(error), fix=HOW_MUCH) from None
+    for name, value in (("--older-than", age), ("--larger-than", size)):
+        if value is not None and value < 0:
+            raise OptionError(f"{name} {value} is negative", fix=HOW_MUCH)
     if age is None and size is None:
         raise OptionError("prune was not told what to remove", fix=HOW_MUCH)
     found = {entry: _as_json(entry, root, now) for entry in entries(root, kinds or KINDS)}

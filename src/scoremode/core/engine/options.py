@@ -21,9 +21,10 @@ from scoremode.errors import OptionError, did_you_mean
 
 HUB_TOKEN = "set HF_TOKEN in the environment, or type hf auth login once"
 Kind = Literal["str", "int", "float", "bool", "Pairs"]
-Pairs = tuple[tuple[str, Any], ...]
+Plain = str | float | bool | list[Any] | dict[str, Any] | None
+Pairs = tuple[tuple[str, Plain], ...]
 """Names and values: ``--engine-arg NAME=VALUE``, repeated; in Python also a dictionary."""
-TYPES: dict[Kind, Any] = {"str": str, "int": int, "float": float, "bool": bool, "Pairs": Mapping[str, Any] | Pairs}
+TYPES: dict[Kind, Any] = {"str": str, "int": int, "float": float, "bool": bool, "Pairs": Mapping[str, Plain] | Pairs}
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 DTYPE_ALIASES = {

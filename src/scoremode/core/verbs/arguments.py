@@ -13,7 +13,7 @@ from os import PathLike, fspath
 from typing import Any, TypedDict, cast
 
 from scoremode.core.disk.manifests import command_without_secrets
-from scoremode.core.engine.options import Pairs
+from scoremode.core.engine.options import Pairs, Plain
 from scoremode.core.engine.registry import all_options
 from scoremode.core.plan.path import DecodePath, read_path
 from scoremode.core.plan.recipes import find_method
@@ -66,7 +66,7 @@ class EngineOptionArguments(TypedDict, total=False):
     divergence: str | None
     dtype: str | None
     enforce_eager: bool | None
-    engine_args: Mapping[str, Any] | Pairs | None
+    engine_args: Mapping[str, Plain] | Pairs | None
     flash_attn: str | None
     gpu_memory_utilization: float | None
     head: str | None

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Protocol, Self, TypedDict, TypeVar, Unpack
 from scoremode.core import extensions
 from scoremode.core.disk.uri import RemotePath, is_uri, located
 from scoremode.core.engine.registry import require_path
-from scoremode.core.statistics.comparison import BY_NAME, Comparison, Comparisons, needs_whole_divergence
+from scoremode.core.statistics.comparison import BY_NAME, FIELDS, Comparison, Comparisons, needs_whole_divergence
 from scoremode.core.store.run import Run
 from scoremode.core.text.corpus import Spec, kind_of
 from scoremode.core.typed import checked
@@ -62,6 +62,7 @@ from scoremode.errors import (
     OptionError,
     ScoremodeError,
     StorageError,
+    did_you_mean,
 )
 
 
@@ -149,6 +150,8 @@ def compare(
         fix += "scoremode.open(NAME).compare(BASELINE); BASELINE is a reference, or a model that is open or wrapped too"
         raise InputError("compare takes names, and this model is loaded already", fix=fix)
     checked("baseline", baseline, Spec), checked("candidates", candidates, Sequence[Spec])
+    if unknown := [name for name in columns if name not in BY_NAME and name not in FIELDS]:
+        raise OptionError(f"columns: there is no statistic '{unknown[0]}'", fix=did_you_mean(unknown[0], FIELDS))
     outputs, rest = split_outputs(arguments)
     question, options = split_arguments(rest)
     request = CompareRequest(engine, options, baseline_engine, baseline_options, tokenizer_name(tokenizer))

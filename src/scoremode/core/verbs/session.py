@@ -139,12 +139,19 @@ class Model:
         ...     [column.round(4).tolist() for column in model.logprobs([[1, 2]], [[3, 4]])]
         [[-5.5452, -5.5452]]
         """
+        if len(prompts) != len(continuations):
+            what = f"{len(prompts)} prompts and {len(continuations)} continuations do not pair up"
+            raise InputError(what, fix="give exactly one continuation per prompt")
         found = [np.zeros(0) for _ in continuations]
-        texts = [np.array([*a, *b], np.int32) for a, b in zip(prompts, continuations, strict=True)]
+        texts = [np.array([*a, *b], np.int64) for a, b in zip(prompts, continuations, strict=True)]
+        ids, size = np.concatenate([[0], *texts]), self._model.subject.vocabulary or 2**31
+        if not 0 <= ids.min() <= ids.max() < size:
+            what = f"prompts and continuations have ids from {ids.min()} to {ids.max()}"
+            raise InputError(f"{what}, and the vocabulary ends at {size - 1}", fix="give ids of its tokenizer")
         if any(not len(prompt) for prompt in prompts):
             raise InputError("a prompt has no token, and the first token of a text has no score", fix="add a BOS token")
         numbers = [i for i, ids in enumerate(continuations) if len(ids)]
-        asked = [Continuation(texts[i], len(prompts[i])) for i in numbers]
+        asked = [Continuation(texts[i].astype(np.int32), len(prompts[i])) for i in numbers]
         if asked:
             with self._asking():
                 engine = self._model.engine(Work(longest=max(one.fed for one in asked)), progress)

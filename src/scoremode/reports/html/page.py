@@ -239,6 +239,10 @@ def _page(path: str, found: Sequence[Any], details: Mapping[str, Any]) -> str:
             return page.render(own)
     comparisons = [f for f in found if isinstance(f, Comparison)]
     runs = [f for f in found if isinstance(f, Run)]
+    if len(comparisons) + len(runs) < len(found):
+        other = next(f for f in found if not isinstance(f, Comparison | Run))
+        what = f"found is of the type {type(other).__name__}, which no report shows"
+        raise InputError(what, fix="give comparisons or runs, or names of files of records")
     beside = []
     for part in parts:
         given = {name: value for name, value in details.items() if name in part.arguments and value}

@@ -42,7 +42,7 @@ from scoremode.core.verbs.arguments import ModelArguments, spelled_out
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer
 from scoremode.core.verbs.progress import Progress, shows_progress
 from scoremode.core.verbs.session import Model, open
-from scoremode.errors import InputError
+from scoremode.errors import InputError, WrongTypeError
 from scoremode.reports.gate import check, parse, too_few
 from scoremode.studies.rollouts.texts import Rollouts
 from scoremode.values import Bools, Estimate, Floats, Ints
@@ -262,7 +262,7 @@ def _why_unknown(name: str, statistics: Mapping[str, Any]) -> str:
 @spelled_out(ModelArguments)
 @shows_progress
 def mismatch(
-    rollouts: Rollouts | str | Path,
+    rollouts: Rollouts | str | Path | Any,
     trainer: GivenModel | Model | Run | Comparison,
     *,
     clip: tuple[float, float] = CLIP,
@@ -283,9 +283,8 @@ def mismatch(
     if isinstance(rollouts, str | Path):
         rollouts = Rollouts.open(rollouts)
     elif not hasattr(rollouts, "raw_logprob"):  # it need not be our class
-        fix = "write them with sm.rollouts, or give the folder"
-        raise InputError(
-            f"mismatch takes texts of sm.rollouts, and this is of the type {type(rollouts).__name__}", fix=fix
+        raise WrongTypeError(
+            "rollouts", f"of the type {type(rollouts).__name__}", "texts of sm.rollouts, or their folder"
         )
     slices = kl = None
     notes = [] if drawn_from_own(rollouts) else [NOT_OWN]

@@ -69,8 +69,6 @@ def read_prompts(given: GivenPrompts) -> Prompts:
     """
     if isinstance(given, str | os.PathLike):
         return _in_file(local_file(os.fspath(given)))
-    if not isinstance(given, Sequence):
-        raise InputError(f"prompts are a {type(given).__name__}", fix="give the name of a file, or a list of texts")
     rows = [_prompt({"prompt": one} if isinstance(one, str) else one, f"prompt {i}") for i, one in enumerate(given)]
     if not rows:
         raise InputError("there are no prompts", fix="give --prompts FILE, or --prompt TEXT")
