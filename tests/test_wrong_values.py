@@ -142,8 +142,12 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_parameter(call: Call, valid
 def problem_of(call: Call, value: Any, valid: Mapping[str, Any]) -> str:
     """Why the outcome of a call with one wrong value is not what it should be; '' if it is."""
     name, needs_refusal = call.parameter, False
+    signature, hints = declared(call.function)
+    is_one_of_several = (
+        name in signature.parameters and signature.parameters[name].kind == inspect.Parameter.VAR_POSITIONAL
+    )
     try:
-        checked(name, value, declared(call.function)[1].get(name, Any))
+        checked(name, [value] if is_one_of_several else value, hints.get(name, Any))
     except ScoremodeError:
         needs_refusal = True
     if not needs_refusal and (call.name in STARTS or (call.kind is not None and call.owner not in valid)):
