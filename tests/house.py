@@ -25,6 +25,7 @@ other, but for the ground floor, whose files may."""
 CORE_FLOORS: tuple[tuple[str, ...], ...] = (
     ("arguments", "strict_json", "entry_points", "installation", "extensions", "hub", "free_memory", "reading"),
     ("disk",),
+    ("typed",),
     ("text",),
     ("scores",),
     ("plan",),

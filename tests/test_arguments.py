@@ -16,12 +16,12 @@ from scoremode.errors import InputError
 # (arguments of sm.plan, words expected)
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"text": 5}, "text is 5, which is not a string"),
-    ({"text": b"one two"}, "text is b'one two', which is not a string"),
-    ({"text": ["one"]}, "text is ['one'], which is not a string"),
-    ({"corpus": 5}, "corpus is 5, which is neither a name nor a path"),
-    ({"corpus": frozenset()}, "which is neither a name nor a path"),
-    ({"corpus": ["python-docs", None]}, "corpus is None, which is neither a name nor a path"),
-    ({"corpus": b"a.txt"}, "which is neither a name nor a path"),
+    ({"text": b"one two"}, "text is a value of the type bytes, which is not a string"),
+    ({"text": ["one"]}, "text is a value of the type list, which is not a string"),
+    ({"corpus": 5}, "corpus is 5, which is not a string, a path, a list, a Corpus or a CorpusSource; give one"),
+    ({"corpus": frozenset()}, "corpus is a value of the type frozenset, which is not a string"),
+    ({"corpus": ["python-docs", None]}, "corpus[1] is None, which is not a string or a path"),
+    ({"corpus": b"a.txt"}, "corpus is a value of the type bytes, which is not"),
     ({"corpus": []}, "no text was given"),
     ({"corpus": ""}, "--corpus is empty"),
     ({"corpus": "a\0b.txt"}, "cannot be the name of a file"),
@@ -35,11 +35,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"text": "one two", "context_length": "a"}, "context_length is 'a', which is not a whole number"),
     ({"text": "one two", "context_length": float("nan")}, "context_length is nan"),
     ({"text": "one two", "context_length": 10**30}, "context_length is too large"),
-    ({"text": "one two", "stride": [1]}, "stride is [1], which is not a whole number"),
+    ({"text": "one two", "stride": [1]}, "stride is a value of the type list, which is not a whole number"),
     ({"text": "one two", "max_windows": "all"}, "max_windows is 'all'"),
     ({"text": "one two", "method": 5}, "method is 5, which is not a string"),
-    ({"text": "one two", "tokenizer": 5}, "tokenizer is 5, which is neither a name nor a path"),
-    ({"text": "one two", "assistant_only": "yes"}, "assistant_only is 'yes', which is neither True nor False"),
+    ({"text": "one two", "tokenizer": 5}, "tokenizer is 5, which is not a string or a path"),
+    ({"text": "one two", "assistant_only": "yes"}, "assistant_only is 'yes', which is not True or False"),
 ]
 
 
@@ -74,7 +74,7 @@ def test_without_a_text_the_default_one_is_taken_and_named() -> None:
 
 @pytest.mark.parametrize("model", [5, None, b"table:uniform", frozenset()])
 def test_a_model_that_is_no_name_is_named(model: Any) -> None:
-    with pytest.raises(InputError, match=r"model is .*, which is neither a name nor a path"):
+    with pytest.raises(InputError, match=r"model is .*, which is not a string or a path"):
         sm.plan(model, text="one two")
 
 

@@ -107,6 +107,14 @@ class UnknownArgumentError(OptionError, TypeError):
     """A function of scoremode has no argument of that name."""
 
 
+class WrongTypeError(OptionError, TypeError):
+    """An argument, or a part of one, has another type than the function declares."""
+
+    def __init__(self, name: str, shown: str, declared: str) -> None:
+        super().__init__(f"{name} is {shown}, which is not {declared}", fix="give one")
+        self.name = name
+
+
 class BoundaryError(ScoremodeError):
     """A token spans the end of the prompt and the caller asked to refuse that."""
 

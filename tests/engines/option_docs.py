@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 FILE = ROOT / "src" / "scoremode" / "core" / "verbs" / "arguments.py"
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 FIELDS = re.compile(r'(class EngineOptionArguments.*?"""\n\n).*?(?=\n\n)', re.DOTALL)
-TYPES = {"Pairs": "Mapping[str, Any] | Pairs"}
+TYPES = {"Pairs": "Mapping[str, Plain] | Pairs"}
 
 
 def source() -> str:

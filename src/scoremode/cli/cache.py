@@ -13,12 +13,14 @@ from scoremode.core.cache.units import moment, parse_age, parse_size
 from scoremode.core.disk.folders import cache_folder
 from scoremode.core.disk.manifests import is_line
 from scoremode.core.strict_json import read_object
+from scoremode.core.typed import typed
 from scoremode.errors import OptionError, did_you_mean
 
 NAMES = ("source", "place", "model", "baseline", "corpus", "method", "engine")  # fields of manifests that are shown
 HOW_MUCH = "give --older-than 30d, --larger-than 10GB or both"
 
 
+@typed
 def cache(
     action: str | None = None,
     *,
@@ -53,6 +55,9 @@ def cache(
         size = parse_size(larger_than) if isinstance(larger_than, str) else larger_than
     except ValueError as error:
         raise OptionError(str(error), fix=HOW_MUCH) from None
+    for name, value in (("--older-than", age), ("--larger-than", size)):
+        if value is not None and value < 0:
+            raise OptionError(f"{name} {value} is negative", fix=HOW_MUCH)
     if age is None and size is None:
         raise OptionError("prune was not told what to remove", fix=HOW_MUCH)
     found = {entry: _as_json(entry, root, now) for entry in entries(root, kinds or KINDS)}

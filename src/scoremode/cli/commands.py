@@ -19,6 +19,7 @@ from scoremode.cli.listing_verbs import CacheVerb, InfoVerb
 from scoremode.cli.parser import BAD_INPUT, Parser
 from scoremode.cli.scoring_verbs import PlanVerb, PplVerb, ProbVerb, ReferenceVerb
 from scoremode.core import extensions
+from scoremode.core.typed import typed
 from scoremode.errors import ScoremodeError, did_you_mean, harmless, print_line
 from scoremode.reports.command import signals, streams
 from scoremode.reports.command.verb import Verb
@@ -76,6 +77,7 @@ def build_parser(wanted: str | None = None) -> Parser:
     return parser
 
 
+@typed
 def completion(shell: str) -> str:
     """Returns the script that completes commands in bash, zsh or fish; it needs the package shtab.
 

@@ -40,6 +40,7 @@ from scoremode.core.models.subject import Subject
 from scoremode.core.plan.recipes import find_method, methods
 from scoremode.core.scores.answers import Answers, Window, WindowList
 from scoremode.core.text.tokenizer import ByteTokenizer
+from scoremode.core.typed import typed
 from scoremode.core.verbs.run_contents import processor_name
 from scoremode.errors import EngineError, ModelError, OptionError, ScoremodeError, did_you_mean
 from scoremode.values import Ids
@@ -56,6 +57,7 @@ USE_IT = "score a short text: scoremode ppl MODEL --engine NAME --text TEXT"
 COLUMNS = ("logprob", "entropy", "top_logprob")
 
 
+@typed
 def info(
     about: str | None = None, name: str | None = None, *, test: bool = False, engine: str | None = None
 ) -> dict[str, Any] | list[dict[str, Any]]:

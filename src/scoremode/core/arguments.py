@@ -1,11 +1,10 @@
-"""What a caller may hand over: checked before it is used, refused with its name and what it should be."""
+"""Names, keys and numbers in what a caller hands over and in the environment. For its types see ``core.typed``."""
 
 from __future__ import annotations
 
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 from scoremode.errors import OptionError, shortened
 
@@ -18,45 +17,6 @@ STORES = (  # schemes of files and folders; fsspec and Arrow know more
 ALMOST_URI = re.compile(rf"[^/\\]*:[/\\]|({'|'.join((*STORES, *SERVERS))}):", re.IGNORECASE)
 
 
-def require_text(name: str, value: Any) -> None:
-    """Refuse a value that is not a string.
-
-    >>> require_text("method", 5)
-    Traceback (most recent call last):
-    ...
-    scoremode.errors.OptionError: method is 5, which is not a string; give text in quotes
-    """
-    if not isinstance(value, str):
-        raise OptionError(f"{name} is {_shown(value)}, which is not a string", fix="give text in quotes")
-
-
-def whole_number(name: str, value: Any) -> int | None:
-    """The value as a Python int, or None if none was given; refuses other types and numbers of 2**63 or more."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise OptionError(f"{name} is {_shown(value)}, which is not a whole number", fix=f"give one, as in {name}=512")
-    number = int(value)
-    if abs(number) > LARGEST:
-        raise OptionError(f"{name} is too large", fix="give a number below 2**63")
-    return number
-
-
-def require_flag(name: str, value: Any) -> None:
-    """Refuse a value that is neither True nor False."""
-    if not isinstance(value, bool):
-        raise OptionError(f"{name} is {_shown(value)}, which is neither True nor False", fix="give one of them")
-
-
-def path_text(name: str, value: Any) -> str:
-    """Returns a path or a name as a string; refuses a value that is neither."""
-    given = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if not isinstance(given, str):
-        what = f"{name} is {_shown(value)}, which is neither a name nor a path"
-        raise OptionError(what, fix="give a string or a Path")
-    return given
-
-
 def user_path(path: str) -> Path:
     """A path in which a leading ``~`` or ``~USER`` is that home folder."""
     try:
@@ -64,10 +24,6 @@ def user_path(path: str) -> Path:
     except (RuntimeError, ValueError):
         user = shortened(path.partition("/")[0])
         raise OptionError(f"{user} is no home folder of this machine", fix="write the path out") from None
-
-
-def _shown(value: Any) -> str:
-    return shortened(repr(value), 60)
 
 
 def read_key(variable: str | None) -> str | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from scoremode.core.arguments import path_text
 from scoremode.core.disk.uri import is_uri
 from scoremode.core.reading import read_file
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.store.runs import is_run
+from scoremode.core.typed import typed
 from scoremode.core.verbs.baselines import of_runs
 from scoremode.core.verbs.outputs import Output, check_output, write_files
 from scoremode.errors import InputError, OptionError, did_you_mean
@@ -21,6 +21,7 @@ YAML_MARKERS = ("# scoremode begin", "# scoremode end")
 MARKS = {"json": '"scoremode": "', "eval-results": "; scoremode "}  # files that may be replaced have these words
 
 
+@typed
 def card(
     *found: str | Path | Comparison,
     dialect: str = "markdown",
@@ -82,7 +83,7 @@ def _compared(found: Sequence[str | Path | Comparison]) -> list[Comparison]:
         return compared
     if compared or not found:
         raise InputError("a card is made of comparisons, or of folders of runs", fix="give one kind of them")
-    first, *others = run_folders([path_text("found", one) for one in found])
+    first, *others = run_folders(list(map(str, found)))
     if not others:
         what = "is one run, and a card compares" if is_run(first) else "is not a folder of compare --out"
         raise InputError(f"{first} {what}", fix="give the baseline's run, then those of its candidates")

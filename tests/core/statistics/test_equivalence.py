@@ -123,7 +123,7 @@ def test_without_slices_all_targets_are_answers() -> None:
     assert "surely below -0.01" in why
 
 
-@pytest.mark.parametrize("margin", [0, -1, math.nan, math.inf, True, "0.01"])
+@pytest.mark.parametrize("margin", [0, -1, math.nan, math.inf])
 def test_margins_that_mean_nothing_are_refused(margin: float) -> None:
     with pytest.raises(OptionError, match="not a number above 0"):
         equivalence(of_documents([[0.0]]), margin)

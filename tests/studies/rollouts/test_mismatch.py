@@ -292,7 +292,7 @@ def test_a_run_must_have_scored_exactly_these_tokens(models: tuple[Any, Any, Any
     run = asked.ppl(text="some other text that is long enough to be scored")
     with pytest.raises(InputError, match="did not score exactly these sampled tokens"):
         sm.mismatch(texts, run)
-    with pytest.raises(InputError, match=r"takes texts of sm\.rollouts, and this is of the type dict"):
+    with pytest.raises(InputError, match=r"rollouts is of the type dict, which is not"):
         sm.mismatch({"logprobs": []}, run)  # type: ignore[arg-type]
     n, written = 12 * 5, np.concatenate(texts.written)
     order = np.random.default_rng(5).permutation(n)  # windows may come in any order

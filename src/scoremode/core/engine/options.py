@@ -16,13 +16,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self, cast
 
-from scoremode.core.arguments import require_flag, require_text, whole_number
+from scoremode.core.typed import checked
 from scoremode.errors import OptionError, did_you_mean
 
 HUB_TOKEN = "set HF_TOKEN in the environment, or type hf auth login once"
 Kind = Literal["str", "int", "float", "bool", "Pairs"]
-Pairs = tuple[tuple[str, Any], ...]
+Plain = str | float | bool | list[Any] | dict[str, Any] | None
+Pairs = tuple[tuple[str, Plain], ...]
 """Names and values: ``--engine-arg NAME=VALUE``, repeated; in Python also a dictionary."""
+TYPES: dict[Kind, Any] = {"str": str, "int": int, "float": float, "bool": bool, "Pairs": Mapping[str, Plain] | Pairs}
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 DTYPE_ALIASES = {
@@ -83,17 +85,11 @@ class KnownOption:
                 f"{self.flag} has {len(value)} values, and only compare takes several types of the K/V cache",
                 fix=f"give one, or use scoremode compare MODEL {self.flag} {','.join(map(str, value[:2]))}",
             )
+        value = checked(self.name, value, TYPES[self.kind])
         if self.kind == "Pairs":
-            return tuple(value.items()) if isinstance(value, Mapping) else tuple(value)
-        if self.kind == "int":
-            value = whole_number(self.name, value)
-        elif self.kind == "bool":
-            require_flag(self.name, value)
-        elif self.kind == "str":
-            require_text(self.name, value)
+            return tuple(value.items()) if isinstance(value, Mapping) else value
+        if self.kind == "str":
             value = (d.aliases or {}).get(value, value)
-        elif isinstance(value, bool) or not isinstance(value, int | float):
-            raise OptionError(f"{self.name} is {value!r}, which is not a number", fix="give a number")
         if d.choices is not None and value not in d.choices:
             listed = " or ".join(d.choices) if len(d.choices) < 4 else f"one of {', '.join(d.choices)}"
             raise OptionError(f"{self.flag} {value} is not known", fix=f"give {listed}")

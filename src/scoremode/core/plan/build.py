@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.core.arguments import whole_number
 from scoremode.core.plan.path import DecodePath
 from scoremode.core.plan.plan import Plan, counts_between
 from scoremode.core.plan.recipes import Method, WindowSizes, WindowSpans
@@ -19,7 +18,6 @@ from scoremode.values import Ids, Ints
 
 def choose_sizes(method: Method, context: int | None, stride: int | None, model_context: int | None) -> WindowSizes:
     """Chooses window and stride: the user's, else the recipe's. The window is never longer than the model's context."""
-    context, stride = whole_number("context_length", context), whole_number("stride", stride)
     if stride is not None and method.stride is None:
         raise MethodError(
             f"{method.name} has no stride to choose", fix="leave --stride out, or use --method sliding-once"
@@ -61,7 +59,6 @@ def make_plan(
     path: DecodePath | None = None,
 ) -> Plan:
     """Makes a method's plan over tokens. ``max_windows`` 0 means all windows, None means the recipe's own limit."""
-    max_windows = whole_number("max_windows", max_windows)
     if max_windows is not None and max_windows < 0:
         raise MethodError(f"--max-windows {max_windows} is negative", fix="give 0 for all windows")
     sizes = choose_sizes(method, context_length, stride, model_context)

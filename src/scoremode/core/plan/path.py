@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from scoremode.core.arguments import require_text, whole_number
+from scoremode.core.typed import checked
 from scoremode.errors import OptionError, did_you_mean
 
 PREFILL, DECODE = PATHS = ("prefill", "decode")
@@ -43,16 +43,14 @@ class DecodePath:
         return {"path": DECODE, **asdict(self)}
 
 
-def read_path(path: Any = None, *, sequences: Any = None, prefill_tokens: Any = None) -> DecodePath | None:
+def read_path(path: str | None = None, *, sequences: Any = None, prefill_tokens: Any = None) -> DecodePath | None:
     """Reads a path and its settings as a user gave them; None means the prefill path, which is the default."""
-    if path is not None:
-        require_text("path", path)
-        if path not in PATHS:
-            raise OptionError(f"there is no path {path}", fix=did_you_mean(path, PATHS))
+    if path is not None and path not in PATHS:
+        raise OptionError(f"there is no path {path}", fix=did_you_mean(path, PATHS))
     given = {"sequences": sequences, "prefill_tokens": prefill_tokens}
     found: dict[str, int] = {}
     for name, value in given.items():
-        number, flag = whole_number(name, value), f"--{name.replace('_', '-')}"
+        number, flag = checked(name, value, int | None), f"--{name.replace('_', '-')}"  # only ``paths`` takes several
         if number is None:
             continue
         if path != DECODE:

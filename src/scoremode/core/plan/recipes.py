@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 
 from scoremode.core import entry_points
-from scoremode.core.arguments import require_text
 from scoremode.core.entry_points import Plugins
 from scoremode.core.plan.plan import Average
 from scoremode.core.text.documents import Arrangement
@@ -320,7 +319,6 @@ METHODS: dict[str, Method] = {method.name: method for method in _BUILT_IN}
 
 def find_method(name: str) -> Method:
     """Returns the method with this name. Raises MethodError with the nearest name if there is none."""
-    require_text("method", name)
     known = methods()
     for refused in known.refused:
         if refused.name == name and name not in METHODS:

@@ -36,6 +36,7 @@ from scoremode.core.statistics.paired import (
 )
 from scoremode.core.statistics.parts import SliceMeans, by_slice
 from scoremode.core.statistics.statistic import PlainStatistic, Statistic, TerminalColumn, fields_from, plain
+from scoremode.core.typed import typed
 from scoremode.values import Estimate, Floats, rounded
 
 
@@ -354,6 +355,7 @@ class Comparison(PairedRuns, ArrowTable, ComparisonNumbers):
     def _by_slice(self) -> list[SliceMeans]:
         return by_slice(self)
 
+    @typed
     def no_worse_than(self, margin: float) -> Equivalence:
         """Is the candidate no worse than ``margin`` nats per token on texts known to be right, with 95 %?"""
         return equivalence(self, margin)

@@ -170,9 +170,9 @@ class Equivalence:
         }
 
 
-def require_margin(margin: Any) -> None:
+def require_margin(margin: float) -> None:
     """Refuses a margin that is not a finite number above 0."""
-    if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 < margin < math.inf:
+    if not 0 < margin < math.inf:
         what = f"no-worse-than is {margin!r}, which is not a number above 0"
         raise OptionError(what, fix="give nats per token, as in 0.01")
 

@@ -28,6 +28,7 @@ from scoremode.core.scores import journal, parquet
 from scoremode.core.scores.columns import Divergences, Scores, TargetFacts
 from scoremode.core.store.resumable import WAITING, Resumable, lock_folder
 from scoremode.core.store.run import AGAIN, FORMAT, Run, RunManifest, read_run_manifest, require_columns
+from scoremode.core.typed import typed
 
 __all__ = ["FORMAT", "JOURNAL", "LOCK", "MANIFEST", "SCORES", "WAITING", "Claim", "is_run", "load", "lock_folder"]
 
@@ -85,6 +86,7 @@ def is_run(folder: str | Path | RemotePath) -> bool:
     return is_there(folder, MANIFEST)
 
 
+@typed
 def load(folder: str | Path | RemotePath) -> Run:
     """Load a finished run from a folder or a URI; RunError if its seal or its hash does not match.
 

@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypedDict, Unpack, cast, runtime_checkable
 
 from scoremode.core import entry_points, extensions
-from scoremode.core.arguments import path_text, require_text, whole_number
 from scoremode.core.disk.stores import store_of
 from scoremode.core.disk.uri import RemotePath, is_uri, located, refuse_broken_uri
 from scoremode.core.entry_points import Plugins
@@ -48,6 +47,7 @@ from scoremode.core.text.files import (
     unchanged,
     wikitext2_from_hub,
 )
+from scoremode.core.typed import typed
 from scoremode.errors import CorpusError, InputError, OptionError, StorageError
 
 Layout = Literal["text", "lines", "documents", "chat"]
@@ -134,13 +134,11 @@ def text_arguments(given: Mapping[str, Any]) -> TextArguments:
 def check_names(spec: Spec | Sequence[Spec] | None = None, **named: Unpack[TextArguments]) -> None:
     """Refuses arguments of ``load`` that cannot work, such as files that are not there. Nothing is read or fetched."""
     for name, value in named.items():
-        if value is not None and name != "num_samples":
-            require_text(name, value)
         if value == "":
             example = ", as in --text WORDS" if name == "text" else ""
             raise CorpusError(f"{_flag(name)} is empty", fix=f"give it a value{example}")
     text, field, dataset = named.get("text"), named.get("field"), named.get("dataset")
-    num_samples = whole_number("num_samples", named.get("num_samples"))
+    num_samples = named.get("num_samples")
     specs = specs_of(spec)
     given = [name for name, value in (("--corpus", specs), ("--text", text), ("--dataset", dataset)) if value]
     if len(given) != 1:
@@ -181,6 +179,7 @@ def _check_local(spec: str) -> None:
         check_readable(Path(path))
 
 
+@typed
 def load(spec: Spec | Sequence[Spec] | Corpus | CorpusSource | None = None, **named: Unpack[TextArguments]) -> Corpus:
     """Loads the corpus that the user named by exactly one of ``spec`` (names, files, ``-``), ``text`` or ``dataset``.
 
@@ -234,7 +233,7 @@ def specs_of(spec: Spec | Sequence[Spec] | None) -> list[str]:
     if spec is None:
         return []
     several = spec if isinstance(spec, list | tuple) else [spec]
-    specs = [path_text("corpus", one) for one in several]
+    specs = [str(each) for each in several]
     if "" in specs:
         raise CorpusError("--corpus is empty", fix="give a name or a file")
     if specs.count("-") > 1:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scoremode.core.arguments import require_text
 from scoremode.core.text.files import is_text
 from scoremode.errors import CorpusError, OptionError
 from scoremode.values import Ids, Ints
@@ -79,7 +78,6 @@ def read_rules(given: str | Sequence[str] | None) -> tuple[SliceRule, ...]:
 
 
 def _read_rule(text: str) -> SliceRule:
-    require_text("slice", text)
     if not is_text(text):
         raise OptionError("--slice is not UTF-8", fix=f"give text in UTF-8, {LIKE}")
     name, equals, marks = text.partition("=")

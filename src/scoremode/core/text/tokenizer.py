@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -75,6 +75,7 @@ class EncodedTexts(Encoding):
     bounds: Ints  # (texts + 1,) the tokens of text i are bounds[i] … bounds[i + 1]
 
 
+@runtime_checkable
 class TextTokenizer(Protocol):
     """What scoremode needs from a tokenizer."""
 

@@ -10,21 +10,21 @@ import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike, fspath
-from typing import Any, TypedDict, TypeVar, cast
+from typing import Any, TypedDict, cast
 
 from scoremode.core.disk.manifests import command_without_secrets
-from scoremode.core.engine.options import Pairs
+from scoremode.core.engine.options import Pairs, Plain
 from scoremode.core.engine.registry import all_options
 from scoremode.core.plan.path import DecodePath, read_path
 from scoremode.core.plan.recipes import find_method
 from scoremode.core.text.corpus import DEFAULT, Corpus, CorpusSource, Spec, TextArguments, check_names, text_arguments
 from scoremode.core.text.slices import read_rules
+from scoremode.core.typed import F, typed
 from scoremode.core.verbs.replicas import SPREAD, SpreadArguments, spread_names
 from scoremode.errors import UnknownArgumentError, did_you_mean
 
 KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 TYPED_OF_BASELINE = ("baseline_engine", "baseline_dtype")  # arguments of the baseline alone that have flags
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class QuestionArguments(TextArguments, total=False):
@@ -33,7 +33,7 @@ class QuestionArguments(TextArguments, total=False):
     corpus: (
         Spec | Sequence[Spec] | Corpus | CorpusSource | None
     )  # names, files, folders or patterns; several are one corpus
-    method: str  # default: sliding-once
+    method: str | None  # default: sliding-once
     context_length: int | None  # tokens per window; default: the method's
     stride: int | None  # tokens between windows; default: the method's
     max_windows: int | None  # 0 for all; default: the method's own limit
@@ -41,7 +41,7 @@ class QuestionArguments(TextArguments, total=False):
     sequences: int | Sequence[int] | None  # of the decode path: windows side by side; several in ``paths`` alone
     prefill_tokens: int | None  # of the decode path: tokens of each window that are fed at once, before the steps
     document_tokens: int | None  # only the first tokens of each document
-    assistant_only: bool  # of chat rows, score the assistant's tokens alone
+    assistant_only: bool | None  # of chat rows, score the assistant's tokens alone
     slice: str | Sequence[str] | None  # parts of the text that tables show by name: NAME=START..END
 
 
@@ -66,7 +66,7 @@ class EngineOptionArguments(TypedDict, total=False):
     divergence: str | None
     dtype: str | None
     enforce_eager: bool | None
-    engine_args: Mapping[str, Any] | Pairs | None
+    engine_args: Mapping[str, Plain] | Pairs | None
     flash_attn: str | None
     gpu_memory_utilization: float | None
     head: str | None
@@ -103,10 +103,11 @@ class AllArguments(QuestionArguments, ModelArguments, total=False):
 def spelled_out(*groups: type) -> Callable[[F], F]:
     """Show every argument of these groups in a function's signature, for ``help()`` and completion in a notebook.
 
-    Type checkers read them from the function's own ``**arguments: Unpack[…]``.
+    Type checkers read them from the function's own ``**arguments: Unpack[…]``, from which they are checked as well.
     """
 
     def decorate(function: F) -> F:
+        function = typed(function)
         own = inspect.signature(function)
         parameters = list(own.parameters.values())
         assert parameters[-1].kind is inspect.Parameter.VAR_KEYWORD, "options of other packages come in here"

@@ -8,6 +8,7 @@ names ──▶ settings of models, finished runs ──▶ compare_with(baselin
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -15,12 +16,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, TypedDict, TypeVar, Unpack
 
 from scoremode.core import extensions
-from scoremode.core.arguments import path_text
 from scoremode.core.disk.uri import RemotePath, is_uri, located
 from scoremode.core.engine.registry import require_path
-from scoremode.core.statistics.comparison import BY_NAME, Comparison, Comparisons, needs_whole_divergence
+from scoremode.core.statistics.comparison import BY_NAME, FIELDS, Comparison, Comparisons, needs_whole_divergence
 from scoremode.core.store.run import Run
-from scoremode.core.text.corpus import kind_of
+from scoremode.core.text.corpus import Spec, kind_of
+from scoremode.core.typed import checked
 from scoremode.core.verbs.arguments import (
     AllArguments,
     EngineOptionArguments,
@@ -49,7 +50,7 @@ from scoremode.core.verbs.compared_models import (
     is_stored,
     short,
 )
-from scoremode.core.verbs.model import LazyModel, is_loaded
+from scoremode.core.verbs.model import GivenModel, LazyModel, is_loaded, tokenizer_name
 from scoremode.core.verbs.progress import Progress, announce, shows_progress
 from scoremode.core.verbs.reference import reference_of
 from scoremode.errors import (
@@ -61,6 +62,7 @@ from scoremode.errors import (
     OptionError,
     ScoremodeError,
     StorageError,
+    did_you_mean,
 )
 
 
@@ -107,10 +109,10 @@ def leave(outputs: Outputs, found: Sequence[Comparison], out: Path | RemotePath 
 @spelled_out(CompareArguments)
 @shows_progress
 def compare(
-    baseline: str | Path,
-    *candidates: str | Path,
+    baseline: GivenModel,
+    *candidates: GivenModel,
     engine: str | None = None,
-    tokenizer: str | None = None,
+    tokenizer: Spec | None = None,
     baseline_engine: str | None = None,
     baseline_options: EngineOptionArguments | None = None,
     out: str | Path | None = None,
@@ -147,9 +149,12 @@ def compare(
         fix = "compare the candidate by its own method: scoremode.wrap(model, tokenizer).compare(BASELINE), or "
         fix += "scoremode.open(NAME).compare(BASELINE); BASELINE is a reference, or a model that is open or wrapped too"
         raise InputError("compare takes names, and this model is loaded already", fix=fix)
+    checked("baseline", baseline, Spec), checked("candidates", candidates, Sequence[Spec])
+    if unknown := [name for name in columns if name not in BY_NAME and name not in FIELDS]:
+        raise OptionError(f"columns: there is no statistic '{unknown[0]}'", fix=did_you_mean(unknown[0], FIELDS))
     outputs, rest = split_outputs(arguments)
     question, options = split_arguments(rest)
-    request = CompareRequest(engine, options, baseline_engine, baseline_options, tokenizer)
+    request = CompareRequest(engine, options, baseline_engine, baseline_options, tokenizer_name(tokenizer))
     more = [name for name in columns if name in BY_NAME and needs_whole_divergence([name])]
     of_model = {"engine": engine, "tokenizer": tokenizer, **options, **request.of_baseline, "columns": more}
     command = command_for("compare", (baseline, *candidates), {**question, **of_model})
@@ -175,7 +180,7 @@ def _compare(
 ) -> Comparisons:
     kind = kind_of(question.get("corpus"))
     whole = needs_whole_divergence(columns) or (kind is not None and kind.whole_divergence)
-    baseline = path_text("baseline", baseline)
+    baseline = os.fspath(baseline)
     if (texts := kind_of(baseline)) is not None:
         raise InputError(f"{baseline} is a text, not a model", fix=texts.as_baseline or "give it with --corpus")
     model, found = _settings(baseline, expand_candidates(candidates, baseline), request, folders)

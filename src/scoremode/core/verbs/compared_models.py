@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from scoremode.core import extensions
-from scoremode.core.arguments import path_text, user_path
+from scoremode.core.arguments import user_path
 from scoremode.core.cache.units import size_words
 from scoremode.core.disk.folders import MANIFEST, REFERENCE
 from scoremode.core.disk.stores import is_there
@@ -145,7 +145,7 @@ def expand_candidates(given: Sequence[str | os.PathLike[str]], baseline: str = "
     A split GGUF file is one model, named by its first part. Projectors of images (mmproj…) are left out, with a line. A
     pattern of the hub does not name the baseline.
     """
-    typed = [path_text("a candidate", one) for one in given]
+    typed = [os.fspath(name) for name in given]
     if len(set(typed)) < len(typed):
         raise InputError("two candidates have the same name", fix="give each of them once")
     found: dict[str, str] = {}

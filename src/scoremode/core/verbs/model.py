@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import uuid
@@ -11,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scoremode.core.arguments import path_text
 from scoremode.core.cache.units import size_words
 from scoremode.core.disk.folders import entry_folder
 from scoremode.core.disk.stores import store_of
@@ -25,6 +25,8 @@ from scoremode.core.models.subject import Subject
 from scoremode.core.plan.path import DECODE, PREFILL, DecodePath
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
+from scoremode.core.text.corpus import Spec
+from scoremode.core.typed import checked
 from scoremode.core.verbs.progress import Progress, announce, tell_display
 from scoremode.core.verbs.question import LastTokens, Question, identify, prepare_question
 from scoremode.core.verbs.replicas import Replicas, Spread, read_spread, replicas_class
@@ -107,8 +109,8 @@ class LazyModel:
         """
         if is_loaded(model):
             return wrapped(model, tokenizer, options or {}, engine=engine)
-        name = path_text("model", model)
-        tokenizer = path_text("tokenizer", tokenizer) if tokenizer is not None else None
+        name = os.fspath(checked("model", model, Spec))
+        tokenizer = tokenizer_name(checked("tokenizer", tokenizer, Spec | None))
         for given_name in (name, tokenizer):
             if given_name is not None and may_be_stored(given_name):
                 raise ModelError(
@@ -282,4 +284,4 @@ def wrapped(
 
 def tokenizer_name(tokenizer: GivenTokenizer | None) -> str | None:
     """The name of a tokenizer, which a reference keeps; None for a tokenizer that is loaded already."""
-    return tokenizer if isinstance(tokenizer, str) else None
+    return os.fspath(tokenizer) if isinstance(tokenizer, str | os.PathLike) else None

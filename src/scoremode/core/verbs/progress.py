@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, ClassVar, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, ClassVar, ParamSpec, Protocol, Self, TypeVar, runtime_checkable
 
 from scoremode.errors import LOGGER, one_line
 
@@ -18,6 +18,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+@runtime_checkable
 class Progress(Protocol):
     """A function that every verb calls while it works, with the tokens that are done and the tokens in all.
 

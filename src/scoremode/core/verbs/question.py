@@ -10,7 +10,6 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from scoremode.core.arguments import require_flag, whole_number
 from scoremode.core.disk.manifests import without_secrets
 from scoremode.core.engine.registry import known_engines
 from scoremode.core.installation import installed_versions
@@ -50,10 +49,8 @@ def prepare_question(
 ) -> Question:
     """Reads the text, cuts it into tokens and plans the windows. ``scoremode plan`` shows the result."""
     check_question(given)
-    assistant_only = given.get("assistant_only", False)
-    require_flag("assistant_only", assistant_only)
-    document_tokens = whole_number("document_tokens", given.get("document_tokens"))
-    rule, slices = find_method(given.get("method", "sliding-once")), read_rules(given.get("slice"))
+    assistant_only, document_tokens = bool(given.get("assistant_only")), given.get("document_tokens")
+    rule, slices = find_method(given.get("method") or "sliding-once"), read_rules(given.get("slice"))
     corpus = load(given.get("corpus"), **text_arguments(given))
     if corpus.layout == "chat":
         rule = replace(rule, special=False)  # a chat template writes special tokens itself

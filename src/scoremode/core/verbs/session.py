@@ -18,6 +18,7 @@ from scoremode.core.engine.plugin import Work
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.store.run import Run
 from scoremode.core.text.tokenizer import TextTokenizer
+from scoremode.core.typed import typed
 from scoremode.core.verbs.arguments import (
     ModelArguments,
     QuestionArguments,
@@ -91,6 +92,7 @@ class Model:
                 self._model, check_question(question, needs_text=True), out=out, fresh=fresh, progress=progress
             )
 
+    @typed
     @shows_progress
     def prob(
         self,
@@ -121,6 +123,7 @@ class Model:
         """The tokenizer that cuts texts for this model."""
         return self._model.subject.tokenizer
 
+    @typed
     @shows_progress
     def logprobs(
         self,
@@ -136,12 +139,19 @@ class Model:
         ...     [column.round(4).tolist() for column in model.logprobs([[1, 2]], [[3, 4]])]
         [[-5.5452, -5.5452]]
         """
+        if len(prompts) != len(continuations):
+            what = f"{len(prompts)} prompts and {len(continuations)} continuations do not pair up"
+            raise InputError(what, fix="give exactly one continuation per prompt")
         found = [np.zeros(0) for _ in continuations]
-        texts = [np.array([*a, *b], np.int32) for a, b in zip(prompts, continuations, strict=True)]
+        texts = [np.array([*a, *b], np.int64) for a, b in zip(prompts, continuations, strict=True)]
+        ids, size = np.concatenate([[0], *texts]), self._model.subject.vocabulary or 2**31
+        if not 0 <= ids.min() <= ids.max() < size:
+            what = f"prompts and continuations have ids from {ids.min()} to {ids.max()}"
+            raise InputError(f"{what}, and the vocabulary ends at {size - 1}", fix="give ids of its tokenizer")
         if any(not len(prompt) for prompt in prompts):
             raise InputError("a prompt has no token, and the first token of a text has no score", fix="add a BOS token")
         numbers = [i for i, ids in enumerate(continuations) if len(ids)]
-        asked = [Continuation(texts[i], len(prompts[i])) for i in numbers]
+        asked = [Continuation(texts[i].astype(np.int32), len(prompts[i])) for i in numbers]
         if asked:
             with self._asking():
                 engine = self._model.engine(Work(longest=max(one.fed for one in asked)), progress)
@@ -257,6 +267,7 @@ def open(
     return Model(lazy, tokenizer_name(tokenizer))
 
 
+@typed
 def wrap(
     hf_model: Any,
     tokenizer: Any,

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from scoremode.core.arguments import require_text, whole_number
 from scoremode.core.installation import pip_install
 from scoremode.core.verbs.replicas import OpenWorker, Spread
 from scoremode.errors import OptionError
@@ -51,8 +50,7 @@ def room_for(spread: Spread, plugin: EnginePlugin, options: Options) -> ClusterR
 
 def read_spread(given: Mapping[str, Any]) -> Spread:
     """Reads arguments about replicas, at least one; refuses those that cannot work."""
-    count = whole_number("replicas", given.get("replicas"))
-    address = given.get("ray")
+    count, address = given.get("replicas"), given.get("ray")
     if count is None and address is None:
         flag = "--" + next(iter(given)).replace("_", "-")
         raise OptionError(f"{flag} is about replicas, and none are asked for", fix="give --replicas N as well")
@@ -60,19 +58,17 @@ def read_spread(given: Mapping[str, Any]) -> Spread:
     if not 1 <= count <= MOST:
         fix = "give --replicas 2, or leave it out to score in this process"
         raise OptionError(f"--replicas {count} {'is too many' if count > 0 else 'leaves nobody to score'}", fix=fix)
-    if address is not None:
-        require_text("ray", address)
-        if not address.strip() or any(c.isspace() for c in address):
-            raise OptionError(f"--ray '{address}' is not an address", fix="give --ray auto, or --ray HOST:PORT")
+    if address is not None and (not address.strip() or any(c.isspace() for c in address)):
+        raise OptionError(f"--ray '{address}' is not an address", fix="give --ray auto, or --ray HOST:PORT")
     gpus = _amount("--gpus-per-replica", given.get("gpus_per_replica"), least=0.0)
     cpus = _amount("--cpus-per-replica", given.get("cpus_per_replica"), least=1e-3)
     return Spread(count, address, gpus, cpus)
 
 
-def _amount(flag: str, value: Any, least: float) -> float | None:
+def _amount(flag: str, value: float | None, least: float) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if not math.isfinite(value):
         raise OptionError(f"{flag} {value} is not a number", fix=f"give a number, as in {flag} 1")
     if value < least:
         raise OptionError(f"{flag} {value:g} is too small", fix=f"give {flag} 0.25, or 1")

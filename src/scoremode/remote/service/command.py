@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 from scoremode.core.disk.manifests import command_without_secrets
+from scoremode.core.typed import typed
 from scoremode.reports.command import flags
 from scoremode.reports.command.verb import Verb
 
@@ -51,6 +52,7 @@ class ServeVerb(Verb):
         become(made)
 
 
+@typed
 def serve(model: str, *words: str) -> subprocess.Popen[bytes]:
     """Starts ``scoremode serve`` with these words as a process of its own, which ``terminate()`` ends.
 

@@ -17,6 +17,7 @@ from markupsafe import Markup
 from scoremode.core import extensions
 from scoremode.core.statistics.comparison import Comparison, Comparisons, are_of_paths
 from scoremode.core.store.run import Run
+from scoremode.core.typed import typed
 from scoremode.core.verbs.outputs import check_report
 from scoremode.errors import InputError, RunError, UnknownArgumentError
 from scoremode.reports.comparisons import comparison_notes, comparison_table, slices_blocks, summary
@@ -204,6 +205,7 @@ def notebook_html(value: Any) -> str | None:
 def report(path: Path, *found: Any, **details: Any) -> Path: ...
 @overload
 def report(path: str | Path, *found: Any, **details: Any) -> Path | str: ...
+@typed
 def report(path: str | Path, *found: Any, **details: Any) -> Path | str:
     """Writes comparisons or runs as one HTML page. Other results need a page each: tasks, mismatch, attribution.
 
@@ -237,6 +239,10 @@ def _page(path: str, found: Sequence[Any], details: Mapping[str, Any]) -> str:
             return page.render(own)
     comparisons = [f for f in found if isinstance(f, Comparison)]
     runs = [f for f in found if isinstance(f, Run)]
+    if len(comparisons) + len(runs) < len(found):
+        other = next(f for f in found if not isinstance(f, Comparison | Run))
+        what = f"found is of the type {type(other).__name__}, which no report shows"
+        raise InputError(what, fix="give comparisons or runs, or names of files of records")
     beside = []
     for part in parts:
         given = {name: value for name, value in details.items() if name in part.arguments and value}

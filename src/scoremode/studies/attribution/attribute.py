@@ -19,10 +19,11 @@ from scoremode.core.disk.uri import RemotePath, located
 from scoremode.core.engine.baseline import noise_floor
 from scoremode.core.engine.plugin import Work
 from scoremode.core.plan.path import DECODE
+from scoremode.core.text.corpus import Spec
 from scoremode.core.verbs.arguments import AllArguments, spelled_out, split_arguments
 from scoremode.core.verbs.compare import compare
 from scoremode.core.verbs.compared_models import CompareRequest, assign_engines, short
-from scoremode.core.verbs.model import GivenTokenizer, LazyModel
+from scoremode.core.verbs.model import LazyModel, tokenizer_name
 from scoremode.core.verbs.progress import Progress, announce, shows_progress
 from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.run_contents import describe_engine
@@ -54,7 +55,7 @@ def attribute(
     *candidates: str,
     by: str = "layer",
     engine: str | None = None,
-    tokenizer: GivenTokenizer | None = None,
+    tokenizer: Spec | None = None,
     bits_budget: float | None = None,
     kl_budget: float | None = None,
     write_recipe: str | None = None,
@@ -89,7 +90,7 @@ def attribute(
     served = [name for name in names if not name.startswith(MADE)] if engine else []
     if engine and not served:
         raise OptionError(f"--engine {engine} serves none of the candidates: rtn is emulated", fix="leave --engine out")
-    wanted = CompareRequest(engine, options, "transformers", None, tokenizer)
+    wanted = CompareRequest(engine, options, "transformers", None, tokenizer_name(tokenizer))
     own, _ = assign_engines(str(baseline), served, wanted)
     if own is None or own.plugin.name != "transformers":  # a run, or a format that another engine opens
         raise InputError(f"{baseline} has no weights to swap", fix="give a checkpoint as the baseline")

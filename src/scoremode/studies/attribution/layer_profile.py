@@ -37,7 +37,6 @@ from typing import Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from scoremode.core.arguments import whole_number
 from scoremode.core.cache.units import size_words
 from scoremode.core.engine.base import EngineFacts
 from scoremode.core.engine.plugin import Work
@@ -47,10 +46,11 @@ from scoremode.core.plan.plan import Plan
 from scoremode.core.scores.answers import Window
 from scoremode.core.statistics.estimate import GroupSums, square_root
 from scoremode.core.statistics.groups import grouping
+from scoremode.core.text.corpus import Spec
 from scoremode.core.verbs.arguments import AllArguments, EngineOptionArguments, spelled_out, split_arguments
 from scoremode.core.verbs.baselines import comparable_facts, require_same_question
 from scoremode.core.verbs.compared_models import CompareRequest, assign_engines, name_of
-from scoremode.core.verbs.model import GivenTokenizer, LazyModel
+from scoremode.core.verbs.model import LazyModel, tokenizer_name
 from scoremode.core.verbs.progress import Progress, announce, shows_progress
 from scoremode.core.verbs.scoring import check_fits
 from scoremode.errors import EngineError, InputError, OptionError
@@ -234,7 +234,7 @@ def layer_profile(
     *,
     tokens: int = TOKENS,
     engine: str | None = None,
-    tokenizer: GivenTokenizer | None = None,
+    tokenizer: Spec | None = None,
     baseline_options: EngineOptionArguments | None = None,
     progress: Progress | None = None,
     **arguments: Unpack[AllArguments],
@@ -251,9 +251,9 @@ def layer_profile(
     question, options = split_arguments(arguments, needs_text=True)
     if question.get("path") not in (None, "prefill"):
         raise OptionError("hidden states between layers are computed by prefill", fix="leave --path out")
-    if (whole_number("tokens", tokens) or 0) < 1:
+    if tokens < 1:
         raise OptionError(f"tokens={tokens} leaves nothing to compare", fix="give a number of at least 1")
-    wanted = CompareRequest(engine, options, "transformers", baseline_options, tokenizer)
+    wanted = CompareRequest(engine, options, "transformers", baseline_options, tokenizer_name(tokenizer))
     its, candidates = assign_engines(baseline, [candidate], wanted, divergence=False)
     if its is None or not candidates or its.plugin.name != "transformers":
         which = candidate if its is not None and its.plugin.name == "transformers" else baseline

@@ -16,6 +16,7 @@ import numpy as np
 from scoremode.core.plan.plan import Plan
 from scoremode.core.statistics.estimate import GroupSums, finite_or_none, transformed, with_error_fields
 from scoremode.core.statistics.groups import grouping, weights_of
+from scoremode.core.typed import typed
 from scoremode.studies.attribution.tool_recipes import WrittenRecipe
 from scoremode.values import Bools, Estimate, Floats, Ints, Range
 
@@ -229,19 +230,23 @@ class Attribution:
     def __len__(self) -> int:
         return len(self.candidates)
 
+    @typed
     def kl(self, one: UnitDamage) -> Estimate:
         return self.cells.mean(one.damage.kl, within="positive")
 
+    @typed
     def kl_per_gigabit(self, one: UnitDamage) -> Estimate | None:
         """KL for each 10⁹ bits that the unit saves; None if it saves none."""
         if one.bits_saved <= 0:
             return None
         return transformed(self.kl(one), lambda x: x * GIGA / one.bits_saved, GIGA / one.bits_saved)
 
+    @typed
     def statistics(self, damage: Damage) -> dict[str, float | None]:
         """KL, change of log-probability and share of same first choices, each with its error."""
         return fields_of(self.cells.statistics(damage))
 
+    @typed
     def account(self, candidate: CandidateDamage) -> Account:
         cells, whole, served = self.cells, candidate.whole.kl, candidate.served
         parts = np.sum([np.zeros(len(cells.weight)), *(one.damage.kl for one in candidate.units)], axis=0)
@@ -256,6 +261,7 @@ class Attribution:
             served=None if served is None else cells.mean(served.kl, within="positive"),
         )
 
+    @typed
     def share(self, one: UnitDamage, of: Account) -> float | None:
         """A unit's part of the sum of parts; None if that is infinite."""
         return finite_or_none(self.kl(one).value / of.parts.value) if of.parts.value else 0.0

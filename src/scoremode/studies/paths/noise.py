@@ -123,7 +123,7 @@ class Noise:
 def noise(
     model: GivenModel,
     *,
-    vary: Mapping[str, Sequence[Any]] | None = None,
+    vary: Mapping[str, str | Sequence[str | float | bool]] | None = None,
     repeat: int = 2,
     engine: str | None = None,
     tokenizer: GivenTokenizer | None = None,
@@ -216,7 +216,7 @@ def _known_name(flag: str) -> str:
     return name
 
 
-def read_settings(vary: Mapping[str, Sequence[Any]]) -> list[Setting]:
+def read_settings(vary: Mapping[str, str | Sequence[Any]]) -> list[Setting]:
     """All combinations of the values in ``vary``; refuses names and lists of values that cannot be varied."""
     named = {_known_name(flag): [values] if isinstance(values, str) else list(values) for flag, values in vary.items()}
     for name, values in named.items():

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from scoremode.core.arguments import whole_number
 from scoremode.core.disk.uri import located
 from scoremode.core.engine.options import Options
 from scoremode.core.engine.registry import require_path
@@ -118,8 +117,7 @@ def _read_ways(vary: str | Sequence[str], sequences: Any, chunk_tokens: Any, pre
 
 def _numbers(name: str, given: Any) -> list[int]:
     """Reads one number or several; an empty list if none was given."""
-    several = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
-    found = [number for value in several if (number := whole_number(name, value)) is not None]
+    found: list[int] = [] if given is None else given if isinstance(given, list) else [given]
     if any(number < 1 for number in found):
         raise OptionError(f"--{name.replace('_', '-')} {min(found)} is less than 1", fix="give 1 or more")
     return found

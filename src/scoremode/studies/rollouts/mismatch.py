@@ -37,11 +37,12 @@ from scoremode.core.statistics.statistic import (
     plain,
 )
 from scoremode.core.store.run import Run
+from scoremode.core.typed import typed
 from scoremode.core.verbs.arguments import ModelArguments, spelled_out
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer
 from scoremode.core.verbs.progress import Progress, shows_progress
 from scoremode.core.verbs.session import Model, open
-from scoremode.errors import InputError
+from scoremode.errors import InputError, WrongTypeError
 from scoremode.reports.gate import check, parse, too_few
 from scoremode.studies.rollouts.texts import Rollouts
 from scoremode.values import Bools, Estimate, Floats, Ints
@@ -179,6 +180,7 @@ class Mismatch(ArrowTable):
         labels = dict.fromkeys(self.slices.tolist())
         return [{"slice": label, **self._some(self.slices == label).statistics()} for label in labels]
 
+    @typed
     def part(self, names: Sequence[str]) -> dict[str, Any]:
         """The number of tokens, and some statistics."""
         shown = [one for one in STATISTICS if one.name in names]
@@ -189,6 +191,7 @@ class Mismatch(ArrowTable):
         return replace(self, **columns, slices=None, kl=None if self.kl is None else self.kl[chosen], notes=())
 
     # ── for people and machines ──────────────────────────────────────────────────────────────────────────────────────
+    @typed
     def failures(self, *rules: str) -> list[str]:
         """Says in one line each which rules hold, such as ``k3 > 0.015 surely``; an empty list if the gate passes."""
         parsed, s = [parse(rule, FIELDS, EXAMPLE) for rule in rules], self.statistics()
@@ -259,7 +262,7 @@ def _why_unknown(name: str, statistics: Mapping[str, Any]) -> str:
 @spelled_out(ModelArguments)
 @shows_progress
 def mismatch(
-    rollouts: Rollouts | str | Path,
+    rollouts: Rollouts | str | Path | Any,
     trainer: GivenModel | Model | Run | Comparison,
     *,
     clip: tuple[float, float] = CLIP,
@@ -280,9 +283,8 @@ def mismatch(
     if isinstance(rollouts, str | Path):
         rollouts = Rollouts.open(rollouts)
     elif not hasattr(rollouts, "raw_logprob"):  # it need not be our class
-        fix = "write them with sm.rollouts, or give the folder"
-        raise InputError(
-            f"mismatch takes texts of sm.rollouts, and this is of the type {type(rollouts).__name__}", fix=fix
+        raise WrongTypeError(
+            "rollouts", f"of the type {type(rollouts).__name__}", "texts of sm.rollouts, or their folder"
         )
     slices = kl = None
     notes = [] if drawn_from_own(rollouts) else [NOT_OWN]

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 
 from scoremode.core import strict_json
-from scoremode.core.arguments import path_text
 from scoremode.core.disk.files import file_sha256
 from scoremode.core.disk.folders import ROLLOUTS
 from scoremode.core.text.corpus import Corpus, CorpusKind
@@ -69,9 +68,7 @@ def read_prompts(given: GivenPrompts) -> Prompts:
     Prompt(content='Two plus two is', answer=' four')
     """
     if isinstance(given, str | os.PathLike):
-        return _in_file(local_file(path_text("prompts", given)))
-    if not isinstance(given, Sequence):
-        raise InputError(f"prompts are a {type(given).__name__}", fix="give the name of a file, or a list of texts")
+        return _in_file(local_file(os.fspath(given)))
     rows = [_prompt({"prompt": one} if isinstance(one, str) else one, f"prompt {i}") for i, one in enumerate(given)]
     if not rows:
         raise InputError("there are no prompts", fix="give --prompts FILE, or --prompt TEXT")

@@ -24,6 +24,7 @@ from scoremode.core.statistics.estimate import GroupSums, exponential, ratio
 from scoremode.core.statistics.statistic import Statistic, computed, estimates, plain
 from scoremode.core.store.run import Run
 from scoremode.core.text.token_text import joined
+from scoremode.core.typed import typed
 from scoremode.studies.rollouts.mismatch import drawn_from_own, in_order_of
 from scoremode.studies.rollouts.parting import Partings, partings
 from scoremode.studies.rollouts.speculation import Speculation, acceptances, speculation
@@ -116,6 +117,7 @@ class Reading:
         return {"writer": self.writer, "reader": self.reader, **known, "examples": examples}
 
 
+@typed
 def readings(
     found: Sequence[Comparison], rollouts: Rollouts, count: int | None = None, *, drafts: bool = False
 ) -> list[Reading]:

@@ -13,7 +13,6 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from scoremode.core.arguments import whole_number
 from scoremode.core.disk.uri import RemotePath, located
 from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import all_options, open_for, require
@@ -94,37 +93,33 @@ def rollouts(
         return _written(lazy, task, place, fresh=fresh, progress=progress)
 
 
-def read_rules(temperature: Any, top_p: Any, top_k: Any, min_p: Any) -> DrawingRules:
+def read_rules(temperature: float, top_p: float | None, top_k: int | None, min_p: float | None) -> DrawingRules:
     """Checks how tokens are to be drawn.
 
     >>> read_rules(0.7, None, 40, None)
     DrawingRules(temperature=0.7, top_p=1.0, top_k=40, min_p=0.0)
     """
-    number = whole_number("top_k", top_k)
-    if number is not None and number < 1:
-        raise OptionError(f"--top-k {number} leaves no token", fix="give 1 or more, or leave --top-k out")
+    if top_k is not None and top_k < 1:
+        raise OptionError(f"--top-k {top_k} leaves no token", fix="give 1 or more, or leave --top-k out")
     shares = {"--top-p": 1.0 if top_p is None else top_p, "--min-p": 0.0 if min_p is None else min_p}
     for flag, value in {"--temperature": temperature, **shares}.items():
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not is_number or value < 0 or (flag != "--temperature" and value > 1):
+        if not math.isfinite(value) or value < 0 or (flag != "--temperature" and value > 1):
             fix = "give 0 or more" if flag == "--temperature" else "give a number from 0 to 1"
             raise OptionError(f"{flag} {value} cannot be", fix=fix)
     if shares["--top-p"] == 0:
         raise OptionError("--top-p 0 leaves no token", fix="give more than 0, or --temperature 0")
-    rules = DrawingRules(float(temperature), float(shares["--top-p"]), number or 0, float(shares["--min-p"]))
+    rules = DrawingRules(float(temperature), float(shares["--top-p"]), top_k or 0, float(shares["--min-p"]))
     if rules.is_greedy and rules != DrawingRules():
         raise OptionError("filters do not apply to greedy choices", fix="give --temperature 1, or leave them out")
     return rules
 
 
-def read_numbers(samples: Any, max_tokens: Any, seed: Any) -> dict[str, int]:
+def read_numbers(samples: int, max_tokens: int, seed: int) -> dict[str, int]:
     """Checks how many texts there are, how long they may be, and the seed of all draws."""
     for name, value in (("samples", samples), ("max_tokens", max_tokens)):
-        if (whole_number(name, value) or 0) < 1:
+        if value < 1:
             raise OptionError(f"--{name.replace('_', '-')} {value} writes nothing", fix="give 1 or more")
-    if seed is None:
-        raise OptionError("seed is None", fix="give a whole number")
-    return {"samples": int(samples), "max_tokens": int(max_tokens), "seed": whole_number("seed", seed) or 0}
+    return {"samples": samples, "max_tokens": max_tokens, "seed": seed}
 
 
 # ── what is asked ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -21,7 +21,6 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 import msgspec
 import numpy as np
 
-from scoremode.core.arguments import path_text
 from scoremode.core.disk.files import file_sha256, written_atomically
 from scoremode.core.disk.folders import PARTIAL_TEXTS, ROLLOUTS, TEXTS, Mark
 from scoremode.core.disk.manifests import Sha256, Text, read_sealed
@@ -35,6 +34,7 @@ from scoremode.core.text.documents import RereadDocuments
 from scoremode.core.text.slices import ANSWER, PROMPT, SliceRule, Slicing
 from scoremode.core.text.tokenizer import TextTokenizer
 from scoremode.core.text.tokens import SpelledIds, Tokens, lone_bytes, tokens_of_ids
+from scoremode.core.typed import typed
 from scoremode.errors import CorpusError, ModelError, RunError
 from scoremode.values import Floats, Ids, Ints, frozen
 
@@ -73,6 +73,7 @@ class Rollouts:
     path: str | None = None
 
     @staticmethod
+    @typed
     def open(folder: str | os.PathLike[str]) -> Rollouts:
         """Reads a folder of ``scoremode rollouts``; RunError if it is not one, is not finished, or was changed."""
         path = require_folder(folder)
@@ -115,10 +116,12 @@ class Rollouts:
     def tokens(self) -> int:
         return sum(map(len, self.written))
 
+    @typed
     def first(self, count: int) -> Rollouts:
         columns = {name: getattr(self, name)[:count] for name in COLUMNS}
         return replace(self, **columns)
 
+    @typed
     def as_corpus(self, count: int | None = None) -> Corpus:
         """The texts as a corpus, each with its prompt. ``count``: only the first of them."""
         sha256, taken = str(self.manifest["texts_sha256"]), self
@@ -135,6 +138,7 @@ class Rollouts:
         notes = self.tokenizer_notes(tokenizer)
         return tokens_of_texts(self.prompt, self.prompt_ids, self.written, tokenizer, rules=rules, notes=notes)
 
+    @typed
     def tokenizer_notes(self, tokenizer: TextTokenizer) -> list[str]:
         """Refuses a tokenizer that has other tokens for these ids; returns a note if it only has another name."""
         if self.manifest["tokenizer"] == tokenizer.facts.fingerprint:
@@ -167,7 +171,7 @@ class ManifestForm(msgspec.Struct):
 
 def require_folder(folder: str | os.PathLike[str]) -> Path:
     """Returns the folder; RunError if it is not a finished folder of rollouts."""
-    name = path_text("rollouts", folder)
+    name = os.fspath(folder)
     if is_uri(name):
         raise RunError(f"{name}: rollouts are read from folders of this machine", fix="copy the folder first")
     path = Path(name)

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from scoremode.core.installation import pip_install
+from scoremode.core.typed import typed
 from scoremode.errors import InputError, ScoremodeError
 from scoremode.reports.command.verb import Verb
 
@@ -47,6 +48,7 @@ class LmEvalVerb(Verb):
         return lm_eval(*parsed.words)
 
 
+@typed
 def lm_eval(*words: str) -> int:
     """Runs lm-evaluation-harness's own command line with these words, and returns its exit code.
 

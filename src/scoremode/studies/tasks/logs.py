@@ -9,6 +9,7 @@ Metrics are lm-eval's own values of each document. The files are not trusted, an
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from scoremode.core.arguments import path_text, user_path
+from scoremode.core.arguments import user_path
 from scoremode.core.disk.files import file_sha256
 from scoremode.core.disk.manifests import is_line
 from scoremode.core.reading import numbered_lines
@@ -162,9 +163,9 @@ class LoggedModel:
         return found if found is not None and is_line(found) and 0 < len(found) < 256 else Path(self.given).name
 
 
-def read_log(given: Any) -> LoggedModel:
+def read_log(given: str | Path) -> LoggedModel:
     """Reads the newest samples of each task in a folder, or one samples file."""
-    name = path_text("a folder that lm-eval wrote", given)
+    name = os.fspath(given)
     found, read = LoggedModel(name), dict[Path, Results]()
     for task, (time, path) in sorted(_newest(name, found.notes).items()):
         beside = [one for one in sorted(path.parent.glob(f"*_{time}.json")) if one.is_file()]

@@ -23,7 +23,6 @@ import numpy as np
 from lm_eval.api.model import TemplateLM
 from tqdm import tqdm
 
-from scoremode.core.arguments import require_text
 from scoremode.core.disk.files import write_atomically
 from scoremode.core.disk.manifests import differing_fields
 from scoremode.core.engine.base import Engine
@@ -32,6 +31,7 @@ from scoremode.core.engine.registry import all_options, require_read
 from scoremode.core.plan.path import PREFILL
 from scoremode.core.strict_json import read_object
 from scoremode.core.text.files import Message
+from scoremode.core.typed import checked
 from scoremode.core.verbs.model import LazyModel
 from scoremode.core.verbs.question import identify
 from scoremode.core.verbs.run_contents import describe_engine, describe_model
@@ -397,7 +397,5 @@ def _engine_options(named: Mapping[str, Any]) -> dict[str, Any]:
 def _text(name: str, value: Any) -> str | None:
     if isinstance(value, Path) or (isinstance(value, int) and not isinstance(value, bool)):
         return str(value)  # a folder may have a number as its name
-    if value is None:
-        return None
-    require_text(name, value)
-    return str(value)
+    text: str | None = checked(name, value, str | None)
+    return text

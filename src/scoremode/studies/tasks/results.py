@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from scoremode.core.scores.frames import ArrowTable, few_lines
+from scoremode.core.typed import typed
 from scoremode.errors import InputError, OptionError, did_you_mean
 from scoremode.reports import gate
 from scoremode.studies.tasks.logs import AGAIN, MEANS, LoggedModel, LoggedTask, Results, TaskDocument
@@ -86,6 +87,7 @@ class TasksComparison(ArrowTable):
     def overall(self) -> dict[str, Any]:
         return self.rows[-1]
 
+    @typed
     def row(self, name: str) -> dict[str, Any]:
         return next(row for row in self.rows if row["name"] == name)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from scoremode.core.typed import typed
 from scoremode.core.verbs.compared_models import short
 from scoremode.errors import InputError, OptionError, UnknownArgumentError, did_you_mean
 from scoremode.studies.tasks.logs import RUN, LoggedModel, Results, read_log
@@ -20,6 +21,7 @@ from scoremode.studies.tasks.statistics import PairedTask
 TOLD = ("requests", "notes")  # what our adapter says that is shown as notes
 
 
+@typed
 def tasks(
     baseline: str | Path,
     *candidates: str | Path,

@@ -17,6 +17,7 @@ from scoremode.core.models.subject import Subject
 from scoremode.core.plan.path import PREFILL
 from scoremode.core.scores.answers import Window, WindowList
 from scoremode.core.scores.frames import few_lines
+from scoremode.core.typed import typed
 from scoremode.core.verbs.arguments import ModelArguments, spelled_out, split_arguments
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel
 from scoremode.core.verbs.prob.boundary import EncodedPair, PairEncoder, longest_of
@@ -124,6 +125,7 @@ class SequenceProbability:
         """The engine; started here if it is not running."""
         return self.open(self.held.usual_length)
 
+    @typed
     def open(self, longest: int, progress: Progress | None = None) -> Engine:
         """Start the engine, ready for ``longest`` tokens. One that is running and ready for them is kept."""
         return self.held.engine(Work(longest, shares_prompts=True), progress)
@@ -145,6 +147,7 @@ class SequenceProbability:
         return identify(self.subject, self.held.engine_name, self.settings, boundary=rule)
 
     # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────────
+    @typed
     def get_log_prob(
         self, prompts: str | Sequence[str], targets: str | Sequence[str], progress: Progress | None = None
     ) -> list[SequenceScore]:
@@ -154,6 +157,7 @@ class SequenceProbability:
             self.open(max(longest_of(pairs), self.held.usual_length))  # more questions may come
         return self.score(pairs, progress)
 
+    @typed
     def encode(self, pairs: Iterable[tuple[str, str]], number: int = 1) -> list[EncodedPair]:
         """Encodes pairs as tokens. Pairs that cannot be scored are refused here, before an engine is started.
 
@@ -189,6 +193,7 @@ class SequenceProbability:
             require(self.held.plugin, "any_target", "score a token that spans the end of a prompt")
         return cut
 
+    @typed
     def score(self, pairs: Sequence[EncodedPair], progress: Progress | None = None) -> list[SequenceScore]:
         """One result for each pair that ``encode`` made, in the order given."""
         if not pairs:
