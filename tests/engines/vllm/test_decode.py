@@ -76,6 +76,27 @@ def test_rows_before_the_end_of_the_prompt_are_prefilled(engine: VllmDecodeEngin
         llama_judge.check(window, answers, NATS)
 
 
+def test_fewer_sequences_need_no_other_start(
+    engine: VllmDecodeEngine, llama_judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "facts", engine.facts)
+    step, beside = engine._step, list[int]()
+
+    def counted() -> Any:
+        beside.append(len(engine._forced))
+        return step()
+
+    monkeypatch.setattr(engine, "_step", counted)
+    windows = [own(text(n, seed=n)) for n in (9, 17, 5, 12, 7, 11)]
+    for sequences in (2, 1):
+        engine.feed_by(DecodePath(sequences))
+        for window, answers in zip(windows, score(engine, windows), strict=True):
+            llama_judge.check(window, answers, NATS)
+        assert max(beside) == sequences
+        beside.clear()
+        assert (engine.facts.settings["sequences"], engine.facts.settings["max_num_seqs"]) == (sequences, SEQUENCES)
+
+
 def test_chunks_of_a_prompt_and_cached_prefixes_change_nothing(engine: VllmDecodeEngine, llama_judge: Judge) -> None:
     engine.path = DecodePath(SEQUENCES, 200)
     shared = text(200)  # a prompt of 13 chunks, of which 128 tokens can be cached
