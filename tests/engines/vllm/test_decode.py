@@ -19,6 +19,7 @@ from scoremode.core.scores.answers import Window, WindowList
 from scoremode.core.verbs.arguments import split_arguments
 from scoremode.core.verbs.model import LazyModel
 from scoremode.core.verbs.reference import reference
+from scoremode.engines.vllm import VllmPlugin
 from scoremode.engines.vllm.decode import VllmDecodeEngine
 from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.engines.vllm.wire import Request
@@ -88,7 +89,9 @@ def test_fewer_sequences_need_no_other_start(
 
     monkeypatch.setattr(engine, "_step", counted)
     windows = [own(text(n, seed=n)) for n in (9, 17, 5, 12, 7, 11)]
+    assert not VllmPlugin().feeds_also(DecodePath(1), DecodePath(2))
     for sequences in (2, 1):
+        assert VllmPlugin().feeds_also(DecodePath(SEQUENCES), DecodePath(sequences))
         engine.feed_by(DecodePath(sequences))
         for window, answers in zip(windows, score(engine, windows), strict=True):
             llama_judge.check(window, answers, NATS)

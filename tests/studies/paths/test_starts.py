@@ -17,7 +17,6 @@ from scoremode.core.entry_points import Plugins
 from scoremode.core.plan.path import CHUNKED, PATHS, DecodePath
 from scoremode.engines.table import TablePlugin
 from scoremode.engines.table.engine import TableEngine
-from scoremode.engines.vllm import VllmPlugin
 from tests.command_line import Command, Outcome
 
 TEXT = ("--text", "any text that is long enough for windows", "--context-length", "8", "--stride", "8")
@@ -51,10 +50,12 @@ class SlowTable(TablePlugin):
     )
     options = SlowOptions
     starts_slowly = True
-    feeds_also = VllmPlugin.feeds_also
 
     def __init__(self) -> None:
         self.opened, self.is_open = list[SlowEngine](), False
+
+    def feeds_also(self, opened: DecodePath, other: DecodePath) -> bool:
+        return other.sequences <= opened.sequences
 
     def chunked(self, options: SlowOptions, tokens: int) -> SlowOptions:
         return replace(options, chunk=tokens)

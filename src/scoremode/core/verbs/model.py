@@ -271,17 +271,14 @@ def cache_bytes(model: LazyModel, work: Work) -> int | None:
 
 
 def tell_starts(runs_to_score: Iterable[tuple[str, LazyModel]]) -> None:
-    """Prints how often an engine that is slow to start will start, and for which runs, if more than once.
-
-    A model that is named several times starts once.
-    """
-    engines: dict[str, dict[LazyModel, list[str]]] = {}
+    """Prints how often slow engines will start, and for which runs, if more than once: once for each model."""
+    starts: dict[LazyModel, list[str]] = {}
     for name, model in runs_to_score:
         if model.plugin.starts_slowly:
-            engines.setdefault(model.engine_name, {}).setdefault(model, []).append(name)
-    for engine, starts in engines.items():
-        if len(starts) > 1:
-            print_line(f"scoremode: {len(starts)} starts of {engine}: {'; '.join(map(', '.join, starts.values()))}")
+            starts.setdefault(model, []).append(name)
+    if len(starts) > 1:
+        engines = " and ".join(dict.fromkeys(model.engine_name for model in starts))
+        print_line(f"scoremode: {len(starts)} starts of {engines}: {'; '.join(map(', '.join, starts.values()))}")
 
 
 # ── models that the caller has loaded ────────────────────────────────────────────────────────────────────────────────

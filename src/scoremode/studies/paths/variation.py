@@ -81,10 +81,9 @@ class Variation:
 
     def sharing_start(self, later: Variation) -> Variation:
         """A later variation, with the model of this one if its open engine can feed both."""
-        is_same = self.model.chosen == later.model.chosen
-        if is_same and self.model.feeds_also(self.asked.plan.path, later.asked.plan.path):
-            return replace(later, model=self.model)
-        return later
+        first, other = self.asked.plan.path, later.asked.plan.path
+        is_shared = self.model.chosen == later.model.chosen and self.model.feeds_also(first, other)
+        return replace(later, model=self.model) if is_shared else later
 
     def has_run(self, folders: Folders, first: Mapping[str, Any]) -> bool:
         """Is its run there, which was compared with the run of that identity?"""
