@@ -93,7 +93,7 @@ TEXT = "Nobody minds the lazy dog at all, and the quick brown fox jumps over it 
 
 
 def test_every_way_to_feed_a_window_gives_its_scores(small_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prefill, chunked prefill and each number of sequences have an engine of their own."""
+    """Prefill and chunked prefill have an engine of their own, and all numbers of sequences have one."""
     starts: list[LaunchArguments] = []
     begin = of_prefill.VllmEngine._begin
 
@@ -107,12 +107,12 @@ def test_every_way_to_feed_a_window_gives_its_scores(small_llama: Path, monkeypa
         str(small_llama),
         engine="vllm",
         vary=["decode", "chunked"],
-        sequences=2,
+        sequences=[1, 2],
         chunk_tokens=128,
         engine_args={"block_size": 32},
         **asked,
     )
-    assert [c.name for c in found] == ["decode 2", "chunked 128"]
+    assert [c.name for c in found] == ["decode 1", "decode 2", "chunked 128"]
     assert [(o.prefix_caching, o.max_num_batched_tokens, o.path is not None) for o in starts] == [
         (False, None, False),
         (False, None, True),

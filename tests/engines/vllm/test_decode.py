@@ -19,6 +19,7 @@ from scoremode.core.scores.answers import Window, WindowList
 from scoremode.core.verbs.arguments import split_arguments
 from scoremode.core.verbs.model import LazyModel
 from scoremode.core.verbs.reference import reference
+from scoremode.engines.vllm import VllmPlugin
 from scoremode.engines.vllm.decode import VllmDecodeEngine
 from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.engines.vllm.wire import Request
@@ -74,6 +75,29 @@ def test_rows_before_the_end_of_the_prompt_are_prefilled(engine: VllmDecodeEngin
     windows = [own(text(20)), own(text(4, 1)), later(text(30, 2), 4), later(text(30, 3), 9)]
     for window, answers in zip(windows, score(engine, windows), strict=True):
         llama_judge.check(window, answers, NATS)
+
+
+def test_fewer_sequences_need_no_other_start(
+    engine: VllmDecodeEngine, llama_judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "facts", engine.facts)
+    step, beside = engine._step, list[int]()
+
+    def counted() -> Any:
+        beside.append(len(engine._forced))
+        return step()
+
+    monkeypatch.setattr(engine, "_step", counted)
+    windows = [own(text(n, seed=n)) for n in (9, 17, 5, 12, 7, 11)]
+    assert not VllmPlugin().feeds_also(DecodePath(1), DecodePath(2))
+    for sequences in (2, 1):
+        assert VllmPlugin().feeds_also(DecodePath(SEQUENCES), DecodePath(sequences))
+        engine.feed_by(DecodePath(sequences))
+        for window, answers in zip(windows, score(engine, windows), strict=True):
+            llama_judge.check(window, answers, NATS)
+        assert max(beside) == sequences
+        beside.clear()
+        assert (engine.facts.settings["sequences"], engine.facts.settings["max_num_seqs"]) == (sequences, SEQUENCES)
 
 
 def test_chunks_of_a_prompt_and_cached_prefixes_change_nothing(engine: VllmDecodeEngine, llama_judge: Judge) -> None:

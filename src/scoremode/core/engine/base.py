@@ -159,6 +159,10 @@ class Engine(ABC):
         raises EngineError; its capabilities tell this before it is opened.
         """
 
+    def feed_by(self, path: DecodePath) -> None:
+        """Feeds windows by another decode path from now on, if ``EnginePlugin.feeds_also`` allows it."""
+        self.path = path
+
     def stored_head(self) -> StoredHead:
         """The head of the model, to be stored in a reference."""
         raise EngineError(f"the {self.facts.engine} engine cannot give its head", fix="use --engine transformers")

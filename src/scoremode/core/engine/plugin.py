@@ -132,6 +132,7 @@ class EnginePlugin(ABC):
     opens_for_each_question: ClassVar[bool] = False  # its model may change between two questions
     is_default: ClassVar[bool] = False  # the engine for checkpoints if none is named
     opens_checkpoints: ClassVar[bool] = False  # does it load folders in the Hugging Face layout?
+    starts_slowly: ClassVar[bool] = False  # is a user told how often it will start?
     packages: ClassVar[tuple[str, ...]] = ()  # what its numbers come from; their versions are kept with every run of it
     known_to_all_runs: ClassVar[bool] = False  # do runs of other engines keep the versions of these packages too?
     addresses: ClassVar[tuple[str, ...]] = ()  # how an address begins that is given instead of the name: ("http://",)
@@ -171,6 +172,10 @@ class EnginePlugin(ABC):
     @abstractmethod
     def open(self, subject: Subject, options: Any, work: Work) -> Engine:
         """Load the weights and start the engine."""
+
+    def feeds_also(self, opened: DecodePath, other: DecodePath) -> bool:
+        """Can an engine that was opened for one decode path feed by the other too, after ``Engine.feed_by``?"""
+        return False
 
     def chunked(self, options: Any, tokens: int) -> Any:
         """The options with which at most ``tokens`` tokens are computed at once. Only if ``able().paths`` has it."""

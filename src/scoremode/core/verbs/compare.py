@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, TypedDict, TypeVar, Unpack
@@ -20,6 +20,7 @@ from scoremode.core.disk.uri import RemotePath, is_uri, located
 from scoremode.core.engine.registry import require_path
 from scoremode.core.statistics.comparison import BY_NAME, FIELDS, Comparison, Comparisons, needs_whole_divergence
 from scoremode.core.store.run import Run
+from scoremode.core.store.runs import Claim
 from scoremode.core.text.corpus import Spec, kind_of
 from scoremode.core.typed import checked
 from scoremode.core.verbs.arguments import (
@@ -50,8 +51,9 @@ from scoremode.core.verbs.compared_models import (
     is_stored,
     short,
 )
-from scoremode.core.verbs.model import GivenModel, LazyModel, is_loaded, tokenizer_name
+from scoremode.core.verbs.model import GivenModel, LazyModel, is_loaded, tell_starts, tokenizer_name
 from scoremode.core.verbs.progress import Progress, announce, shows_progress
+from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.reference import reference_of
 from scoremode.errors import (
     CandidatesError,
@@ -266,19 +268,28 @@ def _compare_each(
     """
     models = {name: one for name, one in candidates if one is not None}
     finished = [name for name, one in candidates if one is None]
-    with _opened(baseline, model, candidates, question, folders) as against:
+    with _opened(baseline, model, candidates, question, folders) as (against, still_open):
         # a baseline that is stored takes no arguments; a reference that was made of a model just now has them already
         given = {**question, **of_baseline} if model is None else question
         models = dict(against.accept(given, models, finished))
 
+        def asks(candidate: LazyModel) -> tuple[Question, Mapping[str, object]]:
+            with against.beside(candidate, question, folders) as opened:
+                return opened.asked, opened.identity
+
+        if model is None or isinstance(against, LiveModel):  # else it was said before the reference was made
+            _tell_starts([], models, {}, asks, folders)
+
         def score(name: str) -> Comparison:
             try:
-                with closing(models[name].prepare()) as candidate:  # each is freed before the next is loaded
+                # each is freed before the next is loaded
+                with closing(still_open.get(name) or models[name].prepare()) as candidate:
                     return compare_with(against.beside(candidate, question, folders), candidate, folders)
             finally:
                 models[name].release()
 
-        found, failed = score_in_turn(list(models), score, folders.progress)
+        in_turn = sorted(models, key=lambda name: name not in still_open)
+        found, failed = score_in_turn(in_turn, score, folders.progress)
         try:
             of_finished = of_runs(baseline, finished, against.finished(question, folders)) if finished else []
             found |= zip(finished, of_finished, strict=True)
@@ -294,28 +305,67 @@ def _compare_each(
 @contextmanager
 def _opened(
     baseline: str, model: ModelSettings | None, candidates: Candidates, question: QuestionArguments, folders: Folders
-) -> Iterator[ComparisonBaseline]:
+) -> Iterator[tuple[ComparisonBaseline, Mapping[str, LazyModel]]]:
     """The baseline. A model runs beside the candidates where both engines can; else a reference of it is made.
 
-    Candidates that are finished runs need only its run.
+    Candidates that are finished runs need only its run. With it, the model by the name of the candidate that is the
+    same model with the same options, if there is one: the engine that made the reference is still open for it.
     """
     if model is None:
         stored = stored_baseline(baseline)
         assert stored is not None, "a name that is not stored is that of a model"
-        yield stored
+        yield stored, {}
         return
     models = [one for _, one in candidates if one is not None]
     with closing(model.prepare()) as lazy:
         both = (model, *models)  # replicas read a baseline's states from a reference
         beside = len(models) == 1 and all(one.spread is None and one.plugin.able().side_by_side for one in both)
         if not models or is_by_logits(model.plugin) or beside:
-            yield LiveModel(lazy)
+            yield LiveModel(lazy), {}
             return
-        out = folders.folder("baseline")
+        still_open = {name: lazy for name, one in candidates if one is not None and one.scores_as(model)}
+        lazy.variant = next((one.name for one in models if one.called in still_open), None)
+
+        def tell(asked: Question, claim: Claim) -> None:
+            def asks(candidate: LazyModel) -> tuple[Question, Mapping[str, object]]:
+                return replace(asked, subject=candidate.subject), claim.identity
+
+            starts = [] if claim.finished else [("baseline", lazy)]
+            _tell_starts(starts, {one.called: one for one in models}, still_open, asks, folders)
+
         run = reference_of(
-            lazy, question, out, tokenizer=model.tokenizer, fresh=folders.fresh, progress=folders.progress
+            lazy,
+            question,
+            folders.folder("baseline"),
+            tokenizer=model.tokenizer,
+            fresh=folders.fresh,
+            progress=folders.progress,
+            tell=tell,
         )
-    yield StoredRun(str(run.path))
+        if not still_open:
+            lazy.close()
+        yield StoredRun(str(run.path)), still_open
+
+
+def _tell_starts(
+    starts: list[tuple[str, LazyModel]],
+    candidates: Mapping[str, ModelSettings],
+    still_open: Mapping[str, LazyModel],
+    asks: Callable[[LazyModel], tuple[Question, Mapping[str, object]]],
+    folders: Folders,
+) -> None:
+    """Says how often engines that are slow to start will start: for the baseline, and for candidates without a run.
+
+    ``asks`` gives the question to a candidate, and the identity of what it is compared with.
+    """
+    slow = {name: one for name, one in candidates.items() if one.plugin.starts_slowly}
+    for name, settings in slow.items() if len(starts) + len(slow) > 1 else ():
+        with suppress(ScoremodeError, OSError):  # what is refused is refused when it is its turn
+            model = still_open.get(name) or settings.prepare()
+            asked, against = asks(model)
+            if folders.fresh or not model.has_run(asked, folders.of(model), against=against):
+                starts.append((short(name), model))
+    tell_starts(starts)
 
 
 def compare_model(

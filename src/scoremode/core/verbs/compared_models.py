@@ -88,6 +88,10 @@ class ModelSettings:
             return self
         return replace(self, options={**self.options, option: value})
 
+    def scores_as(self, other: ModelSettings) -> bool:
+        """Are both one model with one engine and the same options?"""
+        return replace(self, name=other.name, released=other.released) == other
+
     def prepare(self) -> LazyModel:
         model = LazyModel.named(self.model, self.plugin, self.options, self.tokenizer)
         model.variant = self.name

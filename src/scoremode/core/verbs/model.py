@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -89,7 +89,8 @@ class LazyModel:
         self.tokenizer = tokenizer
         self.many_questions = many_questions  # else the engine is opened for exactly one
         self._engine: Engine | None = None
-        self._path: DecodePath | None = None  # of the open engine
+        self._path: DecodePath | None = None  # by which the open engine feeds windows
+        self._opened_for: DecodePath | None = None
         self._tokenized: LastTokens = {}  # another method on the same text need not cut it again
 
     @classmethod
@@ -155,8 +156,13 @@ class LazyModel:
         """The open engine, ready for windows of ``work.longest`` tokens that are fed by ``work.path``."""
         registry.require_read(self.chosen.options, DECODE if work.path else PREFILL, has_flag=False)
         if self._engine is not None and work.path != self._path:
-            print_line(f"scoremode: {self.engine_name} starts again, for the {DECODE if work.path else PREFILL} path")
-            self.close()
+            if work.path is not None and self.feeds_also(self._opened_for, work.path):
+                self._engine.feed_by(work.path)
+                self._path = work.path
+            else:
+                path = DECODE if work.path else PREFILL
+                print_line(f"scoremode: {self.engine_name} starts again, for the {path} path")
+                self.close()
         longest, open_for = work.longest, self._engine.longest if self._engine is not None else None
         if longest is not None and open_for is not None and longest > open_for and self.chosen.options.limit is None:
             context = self.subject.context_length
@@ -165,7 +171,7 @@ class LazyModel:
             print_line(f"scoremode: {self.engine_name} starts again, for windows of up to {work.longest} tokens")
             self.close()
         if self._engine is None:
-            self._path = work.path
+            self._path = self._opened_for = work.path
             if self.many_questions and work.path is None:  # more may come, and of other kinds
                 work = replace(work, longest=max(work.longest or 0, self.usual_length), shares_prompts=True)
             size = cache_bytes(self, work)
@@ -185,6 +191,12 @@ class LazyModel:
     def engine_for(self, asked: Question, progress: Progress | None = None) -> Engine:
         """The open engine, ready for all windows of a question."""
         return self.engine(Work(longest=int(asked.plan.lengths.max()), path=asked.plan.path), progress)
+
+    def feeds_also(self, opened: DecodePath | None, other: DecodePath | None) -> bool:
+        """Can an engine of this model that was opened for one path feed by the other too, without another start?"""
+        if opened is None or other is None or self.replicas is not None:
+            return opened == other
+        return self.plugin.feeds_also(opened, other)
 
     @property
     def is_open(self) -> bool:
@@ -214,6 +226,10 @@ class LazyModel:
             plan=asked.plan.digest,
             **({"slices": list(map(str, asked.documents.rules))} if asked.documents.rules else {}),
         )
+
+    def has_run(self, asked: Question, out: Path | RemotePath | None, **more: Any) -> bool:
+        """Is a finished run where ``claimed`` would look for it? Nothing is locked or checked."""
+        return runs.is_run(out or entry_folder("runs", self.identity(asked, **more)))
 
     @contextmanager
     def claimed(
@@ -254,6 +270,17 @@ def cache_bytes(model: LazyModel, work: Work) -> int | None:
     if work.path is None:
         return None
     return model.plugin.memory_need(model.subject, model.chosen.options, work).cache
+
+
+def tell_starts(runs_to_score: Iterable[tuple[str, LazyModel]]) -> None:
+    """Prints how often slow engines will start, and for which runs, if more than once: once for each model."""
+    starts: dict[LazyModel, list[str]] = {}
+    for name, model in runs_to_score:
+        if model.plugin.starts_slowly:
+            starts.setdefault(model, []).append(name)
+    if len(starts) > 1:
+        engines = " and ".join(dict.fromkeys(model.engine_name for model in starts))
+        print_line(f"scoremode: {len(starts)} starts of {engines}: {'; '.join(map(', '.join, starts.values()))}")
 
 
 # ── models that the caller has loaded ────────────────────────────────────────────────────────────────────────────────

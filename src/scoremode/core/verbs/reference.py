@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol, TypedDict, Unpack
@@ -117,8 +117,9 @@ def reference_of(
     tokenizer: str | None = None,
     fresh: bool = False,
     progress: Progress | None = None,
+    tell: Callable[[Question, runs.Claim], None] | None = None,
 ) -> Run:
-    """Makes a reference of a model, or files of its distributions."""
+    """Makes a reference of a model, or files of its distributions. ``tell`` is called before the engine starts."""
     if files:
         return [one.score(model, file, question, out=out, fresh=fresh, progress=progress) for one, file in files][-1]
     require(model.plugin, "hidden_states", "give the hidden states that a reference keeps")
@@ -126,6 +127,8 @@ def reference_of(
         raise InputError("a reference of a model in memory needs a folder", fix='give one, as in out="ref/"')
     asked = model.ask(question, progress)
     with model.claimed(asked, out, fresh=fresh, kind="references", keeps="states") as claim:
+        if tell is not None:
+            tell(asked, claim)
         run = claim.finished
         if run is not None:
             announce(progress, "checking the files of the reference")

@@ -16,7 +16,7 @@ from scoremode.core.engine.plugin import (
     subject_of_checkpoint,
 )
 from scoremode.core.models.sizes import cache_bytes
-from scoremode.core.plan.path import PATHS
+from scoremode.core.plan.path import PATHS, DecodePath
 from scoremode.engines.transformers.choices import (
     TransformersOptions,
     choose_device,
@@ -88,6 +88,9 @@ class TransformersPlugin(EnginePlugin):
 
         assert subject.checkpoint is not None
         return TransformersEngine.load(subject.checkpoint, options, work.path)
+
+    def feeds_also(self, opened: DecodePath, other: DecodePath) -> bool:
+        return True
 
     def memory_need(self, subject: Subject, options: TransformersOptions, work: Work) -> MemoryNeed:
         found, stored = super().memory_need(subject, options, work), subject.weight_bytes or 0

@@ -26,7 +26,7 @@ from scoremode.core.engine.plugin import (
     subject_of_checkpoint,
 )
 from scoremode.core.models.sizes import cache_bytes
-from scoremode.core.plan.path import CHUNKED, PATHS
+from scoremode.core.plan.path import CHUNKED, PATHS, DecodePath
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.support import LaunchArguments, VllmOptions
 from scoremode.errors import ScoremodeError
@@ -48,7 +48,7 @@ class VllmPlugin(EnginePlugin):
     capabilities: ClassVar[Capabilities] = Capabilities.all(side_by_side=False, paths=(*PATHS, CHUNKED))
     abilities: ClassVar[dict[str, Any]] = {"about": lambda _: [("vLLM plugin", *support.plugin_state())]}
     options = VllmOptions
-    opens_checkpoints = True
+    opens_checkpoints = starts_slowly = True
     packages = support.DISTRIBUTIONS
     known_to_all_runs = True  # runs kept by earlier versions have these options
 
@@ -82,6 +82,9 @@ class VllmPlugin(EnginePlugin):
         taken = LaunchArguments.of(options, work, facts.context_length)
         kind = VllmEngine if work.path is None else VllmDecodeEngine
         return kind(str(facts.path), taken, context=facts.context_length, notes=facts.notes)
+
+    def feeds_also(self, opened: DecodePath, other: DecodePath) -> bool:
+        return other.sequences <= opened.sequences
 
     def chunked(self, options: VllmOptions, tokens: int) -> VllmOptions:
         others = tuple(pair for pair in options.engine_args or () if pair[0] != "max_num_batched_tokens")

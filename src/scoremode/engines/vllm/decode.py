@@ -39,11 +39,17 @@ class VllmDecodeEngine(VllmEngine):
 
     def _attach(self) -> None:
         assert self.options.path is not None, "an engine of the decode path is started with one"
-        self.path = self.options.path
+        self.path = self.path or self.options.path  # after a restart, as before it
+        self._side_by_side = self.options.path.sequences
         self._forced: dict[str, Ids] = {}  # by request
         self._fed = 0  # tokens of requests that have not finished, about
         self._returns = 0
         self._call_workers("scoremode_attach")
+
+    def feed_by(self, path: DecodePath) -> None:
+        self.path = path
+        sizes = {"sequences": path.sequences, "max_num_seqs": self._side_by_side}
+        self.facts = replace(self.facts, settings={**self.facts.settings, **sizes})
 
     def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
         return NoiseFloor(None, "the decode path of vLLM is computed in one way: compare two values of --sequences")
@@ -58,10 +64,11 @@ class VllmDecodeEngine(VllmEngine):
 
     def _begin_smaller(self) -> bool:
         # a step must have room for a token of each sequence
-        return self._batch_tokens // 2 >= self.path.sequences and super()._begin_smaller()
+        return self._batch_tokens // 2 >= self._side_by_side and super()._begin_smaller()
 
     def _has_room(self, flying: dict[str, Job]) -> bool:
-        return len(flying) < self._most_requests
+        ahead = 2 if self.path.sequences == self._side_by_side else 1  # else vLLM would let none of them wait
+        return len(flying) < ahead * self.path.sequences
 
     def _check(self, window: Window, index: int) -> None:
         super()._check(window, index)

@@ -105,7 +105,7 @@ class VllmEngine(Engine):
             verdict = self._self_test(version)
             self._has_answered = True
             self._head = verdict.head
-            facts = engine_facts(config, version, verdict, gathered=self._gather, path=self.options.path)
+            facts = engine_facts(config, version, verdict, gathered=self._gather, path=self.path)
             self.facts = replace(facts, context_length=self._context, notes=(*self._notes, *facts.notes))
             wanted = self.options.head_kernel
             if wanted not in (None, facts.settings["head_kernel"]):

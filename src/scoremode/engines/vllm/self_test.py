@@ -158,7 +158,7 @@ def engine_facts(
 
     dtype, parallel = dtype_of(config), config.parallel_config
     decode = {  # settings that may change scores on that path only
-        "sequences": int(config.scheduler_config.max_num_seqs),
+        "sequences": path and path.sequences,
         "model_runner": "v2" if getattr(config, "use_v2_model_runner", False) else "v1",
         "async_scheduling": bool(config.scheduler_config.async_scheduling),
     }

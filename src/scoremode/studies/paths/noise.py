@@ -28,7 +28,7 @@ from scoremode.core.verbs.arguments import (
     spelled_out,
     split_arguments,
 )
-from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel
+from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, tell_starts
 from scoremode.core.verbs.progress import Progress, part_of, shows_progress
 from scoremode.core.verbs.run_contents import describe_engine
 from scoremode.core.verbs.scoring import check_fits
@@ -248,6 +248,7 @@ def _measured(
     check_fits(plan, asked.subject.vocabulary, asked.subject.context_length)
     tokens = plan.forward_tokens
     reference: Run | None = None
+    tell_starts((one.name, one.model) for one in variations)
     for one in variations:
         begun = [(len(found) * repeat + number) * tokens for number in range(repeat)]
         parts = [part_of(progress, before, len(variations) * repeat * tokens) for before in begun]

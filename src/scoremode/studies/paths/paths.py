@@ -6,6 +6,7 @@ prefill ──▶ reference, or logits ──▶ KL, perplexity ratio, differenc
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -15,15 +16,17 @@ from typing import Any, Unpack
 from scoremode.core.disk.uri import located
 from scoremode.core.engine.options import Options
 from scoremode.core.engine.registry import require_path
-from scoremode.core.plan.path import CHUNK_TOKENS, CHUNKED, DECODE, read_path
-from scoremode.core.statistics.comparison import Comparisons
+from scoremode.core.plan.path import CHUNK_TOKENS, CHUNKED, DECODE, SEQUENCES, read_path
+from scoremode.core.statistics.comparison import Comparison, Comparisons
 from scoremode.core.store.run import Run
+from scoremode.core.store.runs import Claim
 from scoremode.core.verbs.arguments import PATH, AllArguments, QuestionArguments, spelled_out, split_arguments
 from scoremode.core.verbs.baselines import is_by_logits
 from scoremode.core.verbs.compared_models import Folders
-from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, tokenizer_name
+from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, tell_starts, tokenizer_name
 from scoremode.core.verbs.ppl import ppl_of
 from scoremode.core.verbs.progress import Progress, announce, shows_progress
+from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.reference import reference_of
 from scoremode.errors import OptionError, did_you_mean
 from scoremode.studies.paths.variation import Variation, against_first
@@ -77,16 +80,21 @@ def paths(
             require_path(lazy.plugin, way.kind, f"leave {way.kind} out of --vary")
         first = Variation({}, "", prefill, prefill.ask(question, progress))
         _require_sizes(first, ways)
-        run = _prefilled(first, question, folders, tokenizer_name(tokenizer))
-        found = []
-        for way in ways:
-            other = _variation(first, lazy, way, {**question, "prefill_tokens": feeding["prefill_tokens"]}, progress)
-            announce(progress, way.kind, "label")
-            if not is_by_logits(first.model.plugin):
-                first.model.close()  # its memory is needed
-            with closing(other.model):
-                found.append(against_first(first, run, other, folders))
-        return Comparisons(found)
+        fed, others = {**question, "prefill_tokens": feeding["prefill_tokens"]}, dict[Feeding, Variation]()
+        last = first
+        # an engine that was opened for many sequences may also feed fewer
+        for way in sorted(ways, key=lambda way: -(way.size or SEQUENCES) if way.kind == DECODE else 0):
+            others[way] = last = last.sharing_start(_variation(first, lazy, way, fed, progress))
+        run = _prefilled(first, list(others.values()), question, folders, tokenizer_name(tokenizer))
+        if not is_by_logits(first.model.plugin):
+            first.model.close()  # its memory is needed
+        found: dict[Feeding, Comparison] = {}
+        for shared, alike in itertools.groupby(others.items(), lambda item: item[1].model):
+            with closing(shared):
+                for way, other in alike:
+                    announce(progress, way.kind, "label")
+                    found[way] = against_first(first, run, other, folders)
+        return Comparisons(found[way] for way in ways)
 
 
 def _read_ways(vary: str | Sequence[str], sequences: Any, chunk_tokens: Any, prefill_tokens: Any) -> list[Feeding]:
@@ -157,13 +165,19 @@ def _variation(
         size = asked.plan.path.sequences if asked.plan.path else None
     elif way.size is not None:
         model = _with_options(model, model.plugin.chunked(model.chosen.options, way.size))
-    model.variant = f"{way.kind} {size}"
     return Variation({way.kind: size}, f"{way.kind} against prefill", model, asked)
 
 
-def _prefilled(first: Variation, question: QuestionArguments, folders: Folders, tokenizer: str | None) -> Run:
+def _prefilled(
+    first: Variation, others: Sequence[Variation], question: QuestionArguments, folders: Folders, tokenizer: str | None
+) -> Run:
     out = folders.folder("prefill")
     fresh, progress = folders.fresh, folders.progress
+
+    def tell(_: Question, claim: Claim) -> None:
+        missing = [other for other in others if not other.has_run(folders, claim.identity)]
+        tell_starts([*([] if claim.finished else [("prefill", first.model)]), *((m.name, m.model) for m in missing)])
+
     if first.model.plugin.able().hidden_states:
-        return reference_of(first.model, question, out, tokenizer=tokenizer, fresh=fresh, progress=progress)
+        return reference_of(first.model, question, out, tokenizer=tokenizer, fresh=fresh, progress=progress, tell=tell)
     return ppl_of(first.model, question, out=out, fresh=fresh, progress=progress)

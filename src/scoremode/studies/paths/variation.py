@@ -75,6 +75,21 @@ class Variation:
     model: LazyModel
     asked: Question
 
+    @property
+    def name(self) -> str:
+        return ", ".join(f"{name.replace('_', '-')} {value}" for name, value in self.settings.items())
+
+    def sharing_start(self, later: Variation) -> Variation:
+        """A later variation, with the model of this one if its open engine can feed both."""
+        first, other = self.asked.plan.path, later.asked.plan.path
+        is_shared = self.model.chosen == later.model.chosen and self.model.feeds_also(first, other)
+        return replace(later, model=self.model) if is_shared else later
+
+    def has_run(self, folders: Folders, first: Mapping[str, Any]) -> bool:
+        """Is its run there, which was compared with the run of that identity?"""
+        out = folders.folder(self.name.replace(" ", "-"))
+        return not folders.fresh and self.model.has_run(self.asked, out, against=first)
+
     def engine(self, progress: Progress | None = None) -> Engine:
         return self.model.engine_for(self.asked, progress)
 
@@ -137,6 +152,7 @@ def rerun(engine: Engine, plan: Plan, logprob: Floats) -> dict[str, Any]:
 
 def against_first(first: Variation, run: Run, other: Variation, folders: Folders) -> Comparison:
     """Compares another variation with the first, whose run is ``run``. If the other has a run already, it is read."""
+    other.model.variant = other.name
     return compare_with(nullcontext(AgainstFirst(other.asked, folders, first, run, other)), other.model, folders)
 
 
