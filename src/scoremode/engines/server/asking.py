@@ -1,0 +1,106 @@
+"""Asks a server for the scores of a prompt, as the checks of invariants.py need them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from scoremode.core.engine.messages import Asked, own_tokens
+from scoremode.core.scores.answers import Answers, Window, measured
+from scoremode.engines.server.forms import Form, PromptScores, WrongAnswerError
+from scoremode.engines.server.invariants import altered
+from scoremode.engines.server.link import Link
+from scoremode.engines.server.served import MOST, RefusedError, ask, score
+from scoremode.values import Floats
+
+MOST_BYTES = 64 << 20  # of a list of all tokens
+MOST_TARGETS = 4096  # of one row of a service, which counts the rank of each
+CLOSE = 1e-2  # nats; columns of one row agree that well
+
+
+@dataclass(frozen=True, slots=True)
+class PromptAsk:
+    """Asks a server that scores a prompt in a form."""
+
+    link: Link
+    form: Form
+    model: str
+    most: int = 0
+
+    @property
+    def root(self) -> str:
+        return self.link.root
+
+    @property
+    def fix(self) -> str:
+        return self.form.fix
+
+    def __call__(self, ids: Sequence[int], *, likely: bool = False) -> PromptScores:
+        return score(self.link, self.form, self.model, ids, self.most if likely else 0)
+
+    def every(self, ids: Sequence[int]) -> Floats | None:
+        if not self.form.every:
+            return None
+        try:
+            likely = ask(self.link, self.form, self.model, [*ids, ids[0]], self.form.every, largest=MOST_BYTES).likely
+        except (RefusedError, WrongAnswerError):
+            return None
+        # a server that lists fewer than there are gives the same as one that refuses
+        return np.array(list(likely[-1].values())) if likely and len(likely[-1]) > self.form.last else None
+
+
+def listed_by(link: Link, form: Form, model: str, ids: Sequence[int]) -> int:
+    """Returns how many of the likeliest tokens a server gives at a position; 0: none."""
+    for most in (MOST, 5, 1):
+        try:
+            return most if ask(link, form, model, ids, most, largest=MOST_BYTES).likely else 0
+        except RefusedError:
+            continue
+        except WrongAnswerError:
+            return 0
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceAsk:
+    """Asks a scoring service. It gives the likeliest token alone, so those of all positions are asked for at each."""
+
+    root: str
+    send: Callable[[Asked], Sequence[Answers]]
+    ids: int  # of the vocabulary
+    limit: int = 0  # ids from this one on get no probability; 0: all get one
+    fix: str = "it is no service as it is released: see to the server, or use an engine that loads the model itself"
+    most: int = 1
+
+    def __call__(self, ids: Sequence[int], *, likely: bool = False) -> PromptScores:
+        window = own_tokens(np.array(ids, np.int32))
+        found = self._answers(window)
+        if not likely or found.top is None:
+            return PromptScores(found.logprob[:, 0], None, None)
+        tops = np.unique(found.top)[:MOST]
+        targets = np.concatenate([window.targets, np.broadcast_to(tops, (len(window.rows), len(tops)))], axis=1)
+        more = self._answers(Window(window.ids, window.rows, targets.astype(np.int32)))
+        rows = zip(targets.tolist(), more.logprob.tolist(), strict=True)
+        listed = [dict(zip(map(str, tokens), row, strict=True)) for tokens, row in rows]
+        return PromptScores(found.logprob[:, 0], None, None, listed)
+
+    def every(self, ids: Sequence[int]) -> Floats | None:
+        """Also compares the other columns of the row with the probabilities of all tokens."""
+        count = self.limit or self.ids
+        if count > MOST_TARGETS:
+            return None
+        last, targets = np.array([len(ids) - 1], np.int32), np.arange(count, dtype=np.int32)[None]
+        row = self._answers(Window(np.array(ids, np.int32), last, targets))
+        logprob, p = row.logprob[0], np.exp(row.logprob[0])
+        if row.rank is not None and not (np.diff(logprob[np.argsort(row.rank[0])]) <= CLOSE).all():
+            raise altered(self, "its ranks are not those of its probabilities")
+        entropy = -float(np.sum(p * logprob, where=p > 0))
+        if row.entropy is not None and not abs(float(measured(row.entropy)[0]) - entropy) <= CLOSE * max(1.0, entropy):
+            raise altered(self, f"an entropy of {row.entropy[0]:.4g} is {entropy:.4g} by its probabilities")
+        return logprob
+
+    def _answers(self, window: Window) -> Answers:
+        (found,) = self.send(Asked((window,), self.limit))
+        return found

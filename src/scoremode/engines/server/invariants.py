@@ -1,0 +1,194 @@
+"""What holds for every model that scores prompts, and does not hold for a server that alters its scores.
+
+Each function asks one server about a few short prompts, and raises UntrustedError if what must hold does not:
+
+first tokens   a prompt's first tokens score the same alone: no score depends on later tokens, or on the length
+last token     another last token changes the last score, and no other. Else scores are shifted
+listed         a token that is listed as likely has that score when it is sent
+mass           probabilities of the likeliest tokens sum to at most 1, and to almost 1 where the model is almost sure
+sum            probabilities of all tokens sum to 1, where the server lists them all
+
+Two cannot be required, because honest models differ in them. They are measured, and a run notes what they show:
+
+floor          different tokens do not share the lowest score
+end alone      the last tokens of a prompt score otherwise, and on average worse, without the tokens before them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Protocol
+
+import numpy as np
+
+from scoremode.engines.server.forms import Likely, PromptScores
+from scoremode.errors import UntrustedError
+from scoremode.values import Floats, Ids, change
+
+SAME = 0.1  # nats, mean of |d|: the limit for another prompt length; a shift by one token moves scores by several nats
+SENT = 0.2  # nats, mean of |d| over few tokens; a nat added to the token that is sent moves them by 0.5 or more
+MOVED = 1e-4  # nats; the last score moves by more with another last token
+CLEARLY = 3.0  # × what another batch moves any other score
+ALMOST_ONE, ALMOST_ALL = 1.001, 0.999
+SUM_ERROR = 0.005
+SURE = 0.999  # where a token is likelier, rounding hides how probable the others are
+LARGEST_VOCABULARY = 1 << 20
+TRIES = 8  # other tokens, of which one must have another score
+SHARED = 3  # different tokens with the lowest score, from which on it may be a floor
+ANOTHER_SERVER = "it does not score the tokens that it is sent, or not all prompts alike: use another server"
+
+
+class Ask(Protocol):
+    """Asks one server for the scores of a prompt."""
+
+    @property
+    def root(self) -> str: ...
+
+    @property
+    def fix(self) -> str: ...  # if its numbers are no log-probabilities
+
+    @property
+    def most(self) -> int: ...  # the likeliest tokens that it lists at a position; 0: it lists none
+
+    def __call__(self, ids: Sequence[int], *, likely: bool = False) -> PromptScores: ...
+
+    def every(self, ids: Sequence[int]) -> Floats | None:
+        """The log-probabilities of all tokens after a prompt; None if the server does not list them."""
+
+
+def altered(ask: Ask, why: str) -> UntrustedError:
+    return UntrustedError(f"{ask.root} does not answer with log-probabilities ({why})", fix=ask.fix)
+
+
+# ── what must hold ───────────────────────────────────────────────────────────────────────────────────────────────────
+def require_same(ask: Ask, scores: Floats, again: Floats, most: float = SAME) -> Floats:
+    """Requires that tokens have the same scores again, and returns how far they moved. NaN: a token was not scored."""
+    moved = change(scores, again)[~np.isnan(scores)]
+    if len(moved) and not (mean := float(np.abs(moved).mean())) <= most:
+        raise UntrustedError(
+            f"scores of {ask.root} change with the tokens that follow (by {mean:.2g} nats on average)",
+            fix=ANOTHER_SERVER,
+        )
+    return moved
+
+
+def require_last_token(ask: Ask, ids: Sequence[int], scores: Floats) -> None:
+    """Requires that the last score changes with the last token, and no other does."""
+    others = [i for i in dict.fromkeys(ids) if i != ids[-1]]
+    for other in others[:TRIES]:
+        again = ask([*ids[:-1], other]).logprob
+        require_same(ask, scores[:-1], again[:-1])
+        moved = np.abs(change(scores, again))
+        if moved[-1] > MOVED + CLEARLY * moved[:-1].max(initial=0.0):
+            return
+    if others and len(set(scores.tolist())) > 1:  # a shift of equal scores would change nothing
+        raise UntrustedError(
+            f"the last score of {ask.root} does not change with the last token, or not it alone",
+            fix="it shifts its scores, or does not score the tokens that it is sent: use another server",
+        )
+
+
+def require_listed(ask: Ask, ids: Sequence[int], likely: Likely) -> None:
+    """Requires that likely tokens have the scores with which they are listed when they are sent."""
+    moved = []
+    for end in range(1, len(ids), max(1, len(ids) // TRIES)):
+        others = {token: x for token, x in likely[end - 1].items() if token.isdigit() and int(token) != ids[end]}
+        if others:
+            other, listed = max(others.items(), key=itemgetter(1))
+            moved.append(abs(float(ask([*ids[:end], int(other)]).logprob[-1]) - listed))
+    if moved and not np.mean(moved) <= SENT:
+        raise altered(ask, "a likely token has another score when it is sent")
+
+
+def require_mass(ask: Ask, likely: Likely) -> float:
+    """Requires possible sums of the likeliest tokens' probabilities. Returns the largest exponent with a sum of 1.
+
+    The probabilities p at one position, and x < 1 with Σ p^x = 1: all scores may be too low by the factor 1/x, but by
+    no larger one. Where a model is almost sure, the listed tokens have almost all of the probability, and x is almost 1.
+    """
+    best = 0.0
+    for listed in likely:
+        logprob = np.sort([x for x in listed.values() if x > -np.inf])[::-1]
+        total = float(np.exp(logprob).sum())
+        if total > ALMOST_ONE:
+            raise altered(ask, f"the probabilities of {len(logprob)} tokens sum to {total:.4g}")
+        least = np.exp(logprob[: ask.most][-1]) if len(logprob) else 0.0  # no token that is not listed is likelier
+        if total + LARGEST_VOCABULARY * least < ALMOST_ALL and len(listed) >= ask.most > 1:
+            raise altered(ask, f"the largest probabilities sum to only {total:.2g}")
+        if len(logprob) > 1 and np.exp(logprob[0]) <= SURE:
+            best = max(best, _exponent(logprob))
+    return best
+
+
+def _exponent(logprob: Floats) -> float:
+    low, high = 0.0, 1.0
+    for _ in range(20):
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.exp(middle * logprob).sum() > 1 else (low, middle)
+    return high
+
+
+def require_sum(ask: Ask, ids: Sequence[int]) -> bool:
+    """Requires that the probabilities of all tokens after a prompt sum to 1. Returns False if they are not listed."""
+    every = ask.every(ids)
+    if every is not None and not abs((total := float(np.exp(every).sum())) - 1) <= SUM_ERROR:
+        raise altered(ask, f"the probabilities of all {len(every)} tokens sum to {total:.4g}")
+    return every is not None
+
+
+# ── what is measured ─────────────────────────────────────────────────────────────────────────────────────────────────
+class Moves:
+    """How far scores moved, from several comparisons: mean, mean size, and standard error of the mean."""
+
+    def __init__(self) -> None:
+        self.count, self._sum, self._size, self._square = 0, 0.0, 0.0, 0.0
+
+    def add(self, moved: Floats) -> None:
+        finite = moved[np.isfinite(moved)]
+        self.count += len(finite)
+        self._sum += float(finite.sum())
+        self._size += float(np.abs(finite).sum())
+        self._square += float(np.square(finite).sum())
+
+    @property
+    def mean(self) -> float:
+        return self._sum / max(1, self.count)
+
+    @property
+    def size(self) -> float:
+        return self._size / max(1, self.count)
+
+    @property
+    def error(self) -> float:
+        return float(np.sqrt(max(0.0, self._square / max(1, self.count) - self.mean**2) / max(1, self.count)))
+
+
+class Lowest:
+    """The lowest score so far, and the tokens that have it."""
+
+    def __init__(self) -> None:
+        self.score, self.tokens = np.inf, set[int]()
+
+    def add(self, scores: Floats, ids: Ids) -> None:
+        lowest = float(np.min(scores, initial=np.inf, where=np.isfinite(scores)))
+        if lowest < self.score:
+            self.score, self.tokens = lowest, set()
+        if lowest == self.score < np.inf:
+            self.tokens |= set(ids[scores == lowest].tolist())
+
+    @property
+    def is_shared(self) -> bool:
+        return self.score < np.inf and len(self.tokens) >= SHARED
+
+
+def end_alone(ask: Ask, ids: Ids, scores: Floats, start: int, length: int, front: Sequence[int] = ()) -> Floats:
+    """Returns how much higher tokens score in a prompt than in a part of it that is scored alone, after ``front``.
+
+    Only the second half of the part is compared: it has a context in both.
+    """
+    half = length // 2
+    alone = ask([*front, *ids[start : start + length].tolist()]).logprob
+    whole = scores[start + half - 1 : start + length - 1]
+    found: Floats = change(whole, alone[len(front) + half - 1 :])
+    return found[~np.isnan(whole)]
