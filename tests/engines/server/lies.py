@@ -34,7 +34,7 @@ class Stories:
         damage = torch.Generator().manual_seed(0)
         with torch.no_grad():
             for weight in self.models[1].model.layers[2].parameters():
-                weight += 0.2 * weight.std() * torch.randn(weight.shape, generator=damage)
+                weight.add_(0.2 * weight.std() * torch.randn(weight.shape, generator=damage))
         self.true, self.other = (cache(partial(self._rows, model)) for model in self.models)
 
     @torch.no_grad()

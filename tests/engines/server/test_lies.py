@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,4 +54,5 @@ def test_a_lie_is_not_believed_in_silence(name: str, stories: Path, honest: Stor
     with lying(honest, lie=lie, **lie.server) as served:
         found, perplexity = believed(stories, text, served)
     print(f"{name:<55}{perplexity / truth:8.3f}  {found}")
-    assert found.startswith(lie.wanted) or abs(perplexity / truth - 1) < 0.01
+    good = (lie.wanted, "refused") if lie.wanted == "noted" else lie.wanted
+    assert found.startswith(good) or abs(perplexity / truth - 1) < 0.01

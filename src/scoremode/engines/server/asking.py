@@ -93,7 +93,8 @@ class ServiceAsk:
             return None
         last, targets = np.array([len(ids) - 1], np.int32), np.arange(count, dtype=np.int32)[None]
         row = self._answers(Window(np.array(ids, np.int32), last, targets))
-        logprob, p = row.logprob[0], np.exp(row.logprob[0])
+        logprob: Floats = row.logprob[0]
+        p = np.exp(logprob)
         if row.rank is not None and not (np.diff(logprob[np.argsort(row.rank[0])]) <= CLOSE).all():
             raise altered(self, "its ranks are not those of its probabilities")
         entropy = -float(np.sum(p * logprob, where=p > 0))

@@ -74,15 +74,8 @@ class Audit:
         part, half = min(PART, n // 2), n // 2
         with self._lock:
             self.lowest.add(scores, ids[1:])
-            takes = [
-                budget.take(cost, n)
-                for budget, cost in (
-                    (self._first, first),
-                    (self._whole, n),
-                    (self._part, part),
-                    (self._half, half),
-                )  # fmt: skip
-            ]
+            costs = {self._first: first, self._whole: n, self._part: part, self._half: half}
+            takes = [budget.take(cost, n) for budget, cost in costs.items()]
         if takes[0]:
             self._score_first(ask, ids[:first], scores[: first - 1])
         if takes[1]:
@@ -93,7 +86,7 @@ class Audit:
             if is_taken and length >= FIRST // 2:
                 start = self._draw.randrange(max(2, n // 4), n - length + 1)
                 front = [self._bos] if self._bos == ids[0] and self._bos is not None else []
-                self._add(moves, end_alone(ask, ids, scores, start, length, front))
+                self._add(moves, end_alone(ask, ids, scores, slice(start, start + length), front))
         self.judge(ask, least=8 * FIRST)
 
     def _score_first(self, ask: Ask, ids: Ids, scores: Floats) -> None:
@@ -122,8 +115,8 @@ class Audit:
         found, noise = [], max(NOISE * max(self.alone.size, self.again.size), LEAST)
         if self.lists and self.exponent < proven:
             found.append(
-                f"its probabilities would also fit scores that are {1 / self.exponent:.2f} times too low: that they are "
-                "log-probabilities is likely, not proven"
+                f"its probabilities would also fit scores that are {1 / self.exponent:.2f} times too low: "
+                "that they are log-probabilities is likely, not proven"
             )
         for moves, shown in ((self.gain, f"{PART // 2} tokens"), (self.reach, "a quarter of a window")):
             if moves.count and moves.size <= noise:
@@ -134,8 +127,5 @@ class Audit:
                 f"tokens score worse after long contexts than after short ones (by {-self.gain.mean:.2g} nats)"
             )
         if self.lowest.is_shared:
-            found.append(
-                f"{len(self.lowest.tokens)} different tokens have the lowest score ({self.lowest.score:.4g}): "
-                "it may have a floor"
-            )
+            found.append(f"different tokens have the lowest score ({self.lowest.score:.4g}): it may have a floor")
         return found

@@ -20,6 +20,7 @@ from scoremode.core.engine.batching import in_groups
 from scoremode.core.engine.messages import Asked, most_bytes, read_answers
 from scoremode.core.scores import parquet
 from scoremode.core.scores.answers import Answers, Window, WindowSource
+from scoremode.core.scores.schema import wrong_first_choice
 from scoremode.engines.server.asking import PromptAsk, ServiceAsk, listed_by
 from scoremode.engines.server.audit import LIKELY, PROVEN, Audit
 from scoremode.engines.server.checks import Description, ProbeResult, SameServer, changed, make_probes, probe
@@ -28,7 +29,7 @@ from scoremode.engines.server.link import SMALL, Link
 from scoremode.engines.server.served import SERVICE, ServiceFacts, find_service, look
 from scoremode.engines.server.server_options import CONCURRENCY, SERVICE_CONCURRENCY
 from scoremode.engines.server.subject import ServedSubject
-from scoremode.errors import EngineError, InputError, ModelError
+from scoremode.errors import EngineError, InputError, ModelError, UntrustedError
 from scoremode.values import Bools, Floats, Ids
 
 CHECK_SECONDS = 60.0  # between two checks that the server is the same, where nothing hints at another
@@ -48,7 +49,8 @@ class RequestEngine(Engine):
         self._exponent, self._audit = found.exponent, Audit(self._bos, found.exponent)
 
     def account(self) -> dict[str, Any]:
-        return {"notes": self._audit.notes(PROVEN if self._exponent >= LIKELY else 0)}
+        notes = self._audit.notes(PROVEN if self._exponent >= LIKELY else 0)
+        return {"notes": [note for note in notes if note not in self.facts.notes]}
 
     def _common_facts(self, form: str) -> dict[str, Any]:
         """The facts that engines for every kind of server have in common."""
@@ -129,6 +131,9 @@ class ServerEngine(RequestEngine):
                 yield index, answers
             self.require_same()
             self._audit.judge(self._ask)
+        except UntrustedError:
+            self.require_same()  # another server's scores contradict those of the first, and what is kept is good
+            raise
         finally:
             link.close()
 
@@ -282,7 +287,9 @@ class ServiceEngine(RequestEngine):
         except InputError as wrong:
             raise EngineError(f"{link.root} gave an answer that does not fit: {wrong.message}", fix=wrong.fix) from None
         self._same.confirm(instance)
-        for own in answers:
+        for window, own in zip(asked.windows, answers, strict=True):
+            if (first := wrong_first_choice(window.targets, own.rank, own.top)) is not None:
+                raise UntrustedError(f"{link.root} contradicts itself: {first}", fix=self._ask.fix)
             for column in (own.logprob, own.entropy, own.top_logprob):
                 if column is not None and column.size and not column.max() < np.inf:  # of numbers with a NaN, it is NaN
                     raise EngineError(

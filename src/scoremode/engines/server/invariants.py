@@ -64,7 +64,7 @@ def altered(ask: Ask, why: str) -> UntrustedError:
 # ── what must hold ───────────────────────────────────────────────────────────────────────────────────────────────────
 def require_same(ask: Ask, scores: Floats, again: Floats, most: float = SAME) -> Floats:
     """Requires that tokens have the same scores again, and returns how far they moved. NaN: a token was not scored."""
-    moved = change(scores, again)[~np.isnan(scores)]
+    moved: Floats = change(scores, again)[~np.isnan(scores)]
     if len(moved) and not (mean := float(np.abs(moved).mean())) <= most:
         raise UntrustedError(
             f"scores of {ask.root} change with the tokens that follow (by {mean:.2g} nats on average)",
@@ -104,8 +104,8 @@ def require_listed(ask: Ask, ids: Sequence[int], likely: Likely) -> None:
 def require_mass(ask: Ask, likely: Likely) -> float:
     """Requires possible sums of the likeliest tokens' probabilities. Returns the largest exponent with a sum of 1.
 
-    The probabilities p at one position, and x < 1 with Σ p^x = 1: all scores may be too low by the factor 1/x, but by
-    no larger one. Where a model is almost sure, the listed tokens have almost all of the probability, and x is almost 1.
+    With the probabilities p at one position and Σ p^x = 1, all scores may be too low by the factor 1/x, and by no more.
+    Where a model is almost sure, the listed tokens have almost all of the probability, and x is almost 1.
     """
     best = 0.0
     for listed in likely:
@@ -182,13 +182,13 @@ class Lowest:
         return self.score < np.inf and len(self.tokens) >= SHARED
 
 
-def end_alone(ask: Ask, ids: Ids, scores: Floats, start: int, length: int, front: Sequence[int] = ()) -> Floats:
+def end_alone(ask: Ask, ids: Ids, scores: Floats, part: slice, front: Sequence[int] = ()) -> Floats:
     """Returns how much higher tokens score in a prompt than in a part of it that is scored alone, after ``front``.
 
     Only the second half of the part is compared: it has a context in both.
     """
-    half = length // 2
-    alone = ask([*front, *ids[start : start + length].tolist()]).logprob
-    whole = scores[start + half - 1 : start + length - 1]
-    found: Floats = change(whole, alone[len(front) + half - 1 :])
-    return found[~np.isnan(whole)]
+    half = (part.stop - part.start) // 2
+    alone = ask([*front, *ids[part].tolist()]).logprob
+    whole = scores[part.start + half - 1 : part.stop - 1]
+    found: Floats = change(whole, alone[len(front) + half - 1 :])[~np.isnan(whole)]
+    return found
