@@ -1,7 +1,8 @@
-"""A server of stories260K that lies: what it does to the scores of a prompt, by name, and what must become of it.
+"""A server of stories260K that lies: what it does to the scores of a prompt, by name, and what must become of a run.
 
-``refused``: exit with an error; ``noted``: a note of the run names what is wrong; ``another model``: no client can tell
-(the general note alone). What moves perplexity by less than 1 % may be believed.
+refused         an error
+noted           a note names what is wrong; a refusal is as good
+another model   no client can tell: the general note alone. What moves perplexity by less than 1 % may end here, too
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ from typing import Any
 import numpy as np
 import torch
 
+import scoremode as sm
+from scoremode.errors import ScoremodeError
 from scoremode.values import Floats
 from tests.engines.server.small_server import SmallServer
 
 Ids = list[int]
 Distributions = Callable[[Ids], Floats]
 BOS, V = 1, 512
+WORDS = ("proven", "do not depend", "score worse", "a floor", "probability zero")  # of notes that name what is wrong
+BATCH = 0.05 / 2**0.5  # nats, rms: what another batch moves in bfloat16 is the difference of two
 BEYOND = 34  # tokens: the longest prompt of the first check, once
 
 
@@ -28,8 +33,9 @@ class Stories:
     """Distributions of the real model, and of a damaged one; each prompt is computed once."""
 
     def __init__(self, folder: Path) -> None:
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, AutoTokenizer
 
+        self.folder, self.tokenizer = folder, AutoTokenizer.from_pretrained(folder)
         self.models = [AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval() for _ in range(2)]
         damage = torch.Generator().manual_seed(0)
         with torch.no_grad():
@@ -52,7 +58,7 @@ class Stories:
         return np.concatenate(rows)
 
     @torch.no_grad()
-    def text(self, tokenizer: Any, stories: int = 6, length: int = 300) -> str:
+    def text(self, stories: int = 4, length: int = 300) -> str:
         """Texts that the model wrote itself, at temperature 1."""
         ids, draw = torch.full((stories, 1), BOS), torch.Generator().manual_seed(1)
         cached, last = None, ids
@@ -62,7 +68,7 @@ class Stories:
             p[:, :3] = 0
             last = torch.multinomial(p, 1, generator=draw)
             ids = torch.cat([ids, last], 1)
-        return "\n".join(tokenizer.decode(one[1:].tolist()) for one in ids)
+        return "\n".join(self.tokenizer.decode(one[1:].tolist()) for one in ids)
 
 
 @dataclass
@@ -77,7 +83,7 @@ class Lie:
 class LyingServer(SmallServer):
     stories: Any = None
     lie: Any = None
-    noise: float = 0.0  # nats, rms of a typical token's score: as bfloat16 in another batch
+    noise: float = 0.0  # nats, rms, of every logit
     cached: bool = False  # the noise is that of a prefix cache: only in prompts that begin like an earlier one
     answers: int = 0
     asked: int = 0  # the tokens that are listed
@@ -272,8 +278,8 @@ EVERYWHERE: dict[str, Lie] = {
     "shifted": Lie(shifted(1)),
     "shifted back": Lie(shifted(-1)),
     "reversed": Lie(elsewhere),
-    "×1.2 below 1 %": Lie(tail(1.2, 0.01), "noted"),
-    "×1.5 below 0.1 %": Lie(tail(1.5, 0.001), "noted"),
+    "×1.2 below 1 %": Lie(tail(1.2, 0.01), "another model"),
+    "×1.5 below 0.1 %": Lie(tail(1.5, 0.001), "another model"),
     "a tenth of all mass for all alike": Lie(
         mapped(lambda rows: np.log(0.9 * np.exp(rows) + 0.1 / V)), "another model"
     ),
@@ -301,4 +307,41 @@ ALONE: dict[str, Lie] = {
         ("a nat less", lambda x: x - 1),
     )
 }
-LIES = {**LONG, **EVERYWHERE, **SOMETIMES, **ALONE}
+LISTING: dict[str, Lie] = {
+    f"{name}, all tokens listed": Lie(lie, "refused", {"most": V})
+    for name, lie in (
+        ("×1.02", scaled(1.02)),
+        ("×1.2 below 1 %", tail(1.2, 0.01)),
+        ("×1.5 below 0.1 %", tail(1.5, 0.001)),
+        ("-100 for improbable tokens", mapped(lambda rows: np.where(rows < -7, -100, rows))),
+    )
+}
+LIES = {**LONG, **EVERYWHERE, **SOMETIMES, **ALONE, **LISTING}
+HONEST: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "bfloat16": {"noise": BATCH},
+    "prefix cache": {"noise": BATCH, "cached": True},
+    "float32, all tokens listed": {"most": V},
+    "bfloat16, nothing listed": {"noise": BATCH, "most": 0},
+}
+
+
+def outcome(stories: Stories, text: str, lie: Lie | None = None, first: int = 0, **how: Any) -> tuple[str, float]:
+    """What becomes of a run, with its notes, and its perplexity (NaN if it was refused)."""
+    how = {**how, **(lie.server if lie else {})}
+    with LyingServer(stories=stories, lie=lie, answers=first, ids=V, tokenizes=False, max_model_len=512, **how) as s:
+        try:
+            run = sm.ppl(
+                "small", engine=s.address, tokenizer=str(stories.folder), text=text, context_length=128, fresh=True
+            )
+        except ScoremodeError as error:
+            return f"refused: {error}", np.nan
+    assert any("no client can see" in note for note in run.manifest["notes"])
+    notes = [note for note in run.manifest["notes"] if any(word in note for word in WORDS)]
+    return f"noted: {'; '.join(notes)}" if notes else "another model", float(run.perplexity.value)
+
+
+def is_good(lie: Lie, found: str, perplexity: float, truth: float) -> bool:
+    """Is a lie believed no further than it must be?"""
+    enough = {"refused": ("refused",), "noted": ("noted", "refused"), "another model": ("",)}[lie.wanted]
+    return found.startswith(enough) or abs(perplexity / truth - 1) < 0.01

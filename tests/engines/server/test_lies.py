@@ -1,7 +1,11 @@
-"""Servers that lie: what moves perplexity by 1 % is refused or noted, and honest ones are never refused."""
+"""Servers that lie: what moves perplexity by 1 % is refused or noted, and honest ones are never refused.
+
+``benchmarks/hostile.py --servers`` repeats them, for many lies come and go.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +13,8 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.errors import ScoremodeError
-from tests.engines.server.lies import LIES, Lie, LyingServer, Stories
-
-GENERAL = "no client can see"
-QUESTION: dict[str, Any] = {"context_length": 128, "fresh": True, "concurrency": 1}
+from scoremode.errors import UntrustedError
+from tests.engines.server.lies import HONEST, LIES, Lie, LyingServer, Stories, is_good, outcome
 
 
 @pytest.fixture(scope="module")
@@ -22,37 +23,40 @@ def honest(stories: Path) -> Stories:
 
 
 @pytest.fixture(scope="module")
-def text(stories: Path, honest: Stories) -> str:
-    from transformers import AutoTokenizer
-
-    return honest.text(AutoTokenizer.from_pretrained(stories))
+def text(honest: Stories) -> str:
+    return honest.text()
 
 
 @pytest.fixture(scope="module")
-def truth(stories: Path, text: str, tmp_path_factory: pytest.TempPathFactory) -> float:
+def truth(stories: Path, text: str) -> float:
     return float(sm.ppl(str(stories), dtype="float32", text=text, context_length=128).perplexity.value)
 
 
-def believed(model: Path, text: str, served: LyingServer) -> tuple[str, float]:
-    """What becomes of a run: refused, noted or another model; and its perplexity."""
-    try:
-        run = sm.ppl("small", engine=served.address, tokenizer=str(model), text=text, **QUESTION)
-    except ScoremodeError as error:
-        return f"refused: {error}", np.nan
-    notes = [n for n in run.manifest["notes"] if any(w in n for w in ("proven", "depend", "worse", "floor", "zero"))]
-    assert any(GENERAL in n for n in run.manifest["notes"])
-    return f"noted: {notes}" if notes else "another model", float(run.perplexity.value)
-
-
-def lying(stories: Stories, **how: Any) -> LyingServer:
-    return LyingServer(stories=stories, ids=512, tokenizes=False, max_model_len=512, **how)
-
-
 @pytest.mark.parametrize("name", LIES)
-def test_a_lie_is_not_believed_in_silence(name: str, stories: Path, honest: Stories, text: str, truth: float) -> None:
-    lie: Lie = LIES[name]
-    with lying(honest, lie=lie, **lie.server) as served:
-        found, perplexity = believed(stories, text, served)
+def test_a_lie_is_not_believed_in_silence(name: str, honest: Stories, text: str, truth: float) -> None:
+    found, perplexity = outcome(honest, text, LIES[name])
     print(f"{name:<55}{perplexity / truth:8.3f}  {found}")
-    good = (lie.wanted, "refused") if lie.wanted == "noted" else lie.wanted
-    assert found.startswith(good) or abs(perplexity / truth - 1) < 0.01
+    assert is_good(LIES[name], found, perplexity, truth)
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_server_is_believed(name: str, honest: Stories, text: str, truth: float) -> None:
+    for run in range(2):
+        found, perplexity = outcome(honest, text, first=1000 * run, **HONEST[name])
+        assert found.startswith("another model" if "nothing" not in name else "noted: the server gives one probability")
+        assert perplexity == pytest.approx(truth, rel=5e-3)
+
+
+def test_nothing_is_kept_of_a_server_that_is_not_believed(honest: Stories, text: str, tmp_path: Path) -> None:
+    """Its answers are good at first. What was kept of them is not worth more than the others."""
+    lie = Lie(lambda s, ids: s.true(ids) * (2 if len(ids) == 128 and s.lengths.count(128) > 4 else 1))
+    for served in (
+        LyingServer(stories=honest, lie=lie, ids=512, tokenizes=False),
+        LyingServer(stories=honest, ids=512),
+    ):
+        served.tokenizes, served.max_model_len = False, 512
+        with served, contextlib.suppress(UntrustedError):
+            question: dict[str, Any] = {"tokenizer": str(honest.folder), "context_length": 128, "concurrency": 1}
+            run = sm.ppl("small", engine=served.address, text=text, out=tmp_path / "o", **question)
+    windows = len(np.unique(run.facts.window))
+    assert served.lengths.count(128) >= windows - 1, "the last window may be shorter"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -65,30 +65,30 @@ def listed_by(link: Link, form: Form, model: str, ids: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ServiceAsk:
-    """Asks a scoring service. It gives the likeliest token alone, so those of all positions are asked for at each."""
+    """Asks a scoring service. It lists the likeliest token alone, so those of earlier answers are asked for as well."""
 
     root: str
     send: Callable[[Asked], Sequence[Answers]]
-    ids: int  # of the vocabulary
+    vocabulary: int
     limit: int = 0  # ids from this one on get no probability; 0: all get one
     fix: str = "it is no service as it is released: see to the server, or use an engine that loads the model itself"
     most: int = 1
+    tops: list[int] = field(default_factory=list)  # ids that were likeliest somewhere
 
     def __call__(self, ids: Sequence[int], *, likely: bool = False) -> PromptScores:
         window = own_tokens(np.array(ids, np.int32))
-        found = self._answers(window)
-        if not likely or found.top is None:
-            return PromptScores(found.logprob[:, 0], None, None)
-        tops = np.unique(found.top)[:MOST]
-        targets = np.concatenate([window.targets, np.broadcast_to(tops, (len(window.rows), len(tops)))], axis=1)
-        more = self._answers(Window(window.ids, window.rows, targets.astype(np.int32)))
-        rows = zip(targets.tolist(), more.logprob.tolist(), strict=True)
+        others = np.array(self.tops[:MOST] if likely else (), np.int32)
+        targets = np.concatenate([window.targets, np.tile(others, (len(window.rows), 1))], axis=1)
+        found = self._answers(Window(window.ids, window.rows, targets))
+        if found.top is not None:
+            self.tops.extend(set(found.top.tolist()) - set(self.tops))
+        rows = zip(targets.tolist(), found.logprob.tolist(), strict=True)
         listed = [dict(zip(map(str, tokens), row, strict=True)) for tokens, row in rows]
-        return PromptScores(found.logprob[:, 0], None, None, listed)
+        return PromptScores(found.logprob[:, 0], None, None, listed if likely else None)
 
     def every(self, ids: Sequence[int]) -> Floats | None:
         """Also compares the other columns of the row with the probabilities of all tokens."""
-        count = self.limit or self.ids
+        count = self.limit or self.vocabulary
         if count > MOST_TARGETS:
             return None
         last, targets = np.array([len(ids) - 1], np.int32), np.arange(count, dtype=np.int32)[None]

@@ -19,9 +19,9 @@ import numpy as np
 from scoremode.engines.server.invariants import (
     ANOTHER_SERVER,
     Ask,
-    Lowest,
     Moves,
     end_alone,
+    limit,
     require_mass,
     require_same,
 )
@@ -29,10 +29,9 @@ from scoremode.errors import UntrustedError
 from scoremode.values import Floats, Ids
 
 FIRST, PART = 16, 24  # tokens
-FEW = 0.25  # nats, mean of |d| over few tokens: the limit, which noise of 0.05 a token does not reach
-ALL = 0.1  # and over those of all windows that were asked again
-BIAS, ERRORS = 0.01, 4.0  # nats, and standard errors: the limit of the mean of d; 0.01 are 1 % of perplexity
+BIAS = 0.01  # nats, mean of d over all that was asked again: 1 % of perplexity
 PROVEN, LIKELY = 0.99, 0.95  # 1 / the largest factor by which all scores may be too low: of a run, and of two probes
+SHARED = 3  # different tokens with the lowest score
 NOISE, LEAST = 1.5, 1e-4  # × the noise, and nats: by more than both, scores depend on what was left out
 
 
@@ -63,7 +62,8 @@ class Audit:
         self._first, self._part = Budget(1024, 0.008), Budget(512, 0.004)
         self._half, self._whole = Budget(0, 0.004), Budget(0, 0.004)
         self.alone, self.again, self.gain, self.reach = Moves(), Moves(), Moves(), Moves()
-        self.lowest, self.exponent, self.lists = Lowest(), exponent, False
+        self.exponent, self.lists = exponent, False
+        self.lowest, self.tokens = np.inf, frozenset[int]()  # the lowest score, and the tokens that have it
 
     def window(self, ask: Ask, ids: Ids, scores: Floats) -> None:
         """Checks the scores of tokens 1, 2, … of a window; NaN: not scored. Raises UntrustedError."""
@@ -73,15 +73,17 @@ class Audit:
         n, first = len(ids), int(known[min(FIRST - 1, len(known)) - 1]) + 2
         part, half = min(PART, n // 2), n // 2
         with self._lock:
-            self.lowest.add(scores, ids[1:])
-            costs = {self._first: first, self._whole: n, self._part: part, self._half: half}
+            lowest = float(np.min(scores, initial=self.lowest, where=np.isfinite(scores)))
+            same = self.tokens if lowest == self.lowest else frozenset()
+            self.lowest, self.tokens = lowest, same | frozenset(ids[1:][scores == lowest].tolist())
+            costs = {self._first: first, self._whole: n, self._part: part + 1, self._half: half + 1}
             takes = [budget.take(cost, n) for budget, cost in costs.items()]
         if takes[0]:
             self._score_first(ask, ids[:first], scores[: first - 1])
         if takes[1]:
             other = ids[np.argmax(ids != ids[-1])]
             again = ask([*ids[:-1].tolist(), int(other)]).logprob
-            self._add(self.again, require_same(ask, scores[:-1], again[:-1], FEW))
+            self._add(self.again, require_same(ask, scores[:-1], again[:-1]))
         for is_taken, length, moves in ((takes[2], part, self.gain), (takes[3], half, self.reach)):
             if is_taken and length >= FIRST // 2:
                 start = self._draw.randrange(max(2, n // 4), n - length + 1)
@@ -92,7 +94,7 @@ class Audit:
     def _score_first(self, ask: Ask, ids: Ids, scores: Floats) -> None:
         found = ask(ids.tolist(), likely=True)
         exponent = require_mass(ask, found.likely or [])
-        self._add(self.alone, require_same(ask, scores, found.logprob, FEW))
+        self._add(self.alone, require_same(ask, scores, found.logprob))
         with self._lock:
             self.exponent, self.lists = max(self.exponent, exponent), self.lists or bool(found.likely)
 
@@ -100,15 +102,12 @@ class Audit:
         with self._lock:
             moves.add(moved)
 
-    def judge(self, ask: Ask, least: int = 1) -> None:
+    def judge(self, ask: Ask, least: int = FIRST // 2) -> None:
         """Requires of all windows together that they score the same again, if so many tokens were scored again."""
         for moves, where in ((self.alone, "the first tokens alone"), (self.again, "whole windows")):
-            if moves.count >= least and not (moves.size <= ALL and abs(moves.mean) <= BIAS + ERRORS * moves.error):
-                raise UntrustedError(
-                    f"{ask.root} gives other scores when {where} are asked again "
-                    f"(by {moves.size:.2g} nats a token, {moves.mean:+.2g} on average)",
-                    fix=ANOTHER_SERVER,
-                )
+            if len(moves.all) >= least and (moves.size > limit(len(moves.all)) or moves.surely(BIAS)):
+                what = f"{where} are asked again (by {moves.size:.2g} nats a token, {moves.all.mean():+.2g} on average)"
+                raise UntrustedError(f"{ask.root} gives other scores when {what}", fix=ANOTHER_SERVER)
 
     def notes(self, proven: float = PROVEN) -> list[str]:
         """What the checks found that a reader of the scores must know."""
@@ -119,13 +118,11 @@ class Audit:
                 "that they are log-probabilities is likely, not proven"
             )
         for moves, shown in ((self.gain, f"{PART // 2} tokens"), (self.reach, "a quarter of a window")):
-            if moves.count and moves.size <= noise:
+            if len(moves.all) and moves.size <= noise:
                 found.append(f"scores do not depend on tokens more than {shown} before: it may cut the context")
                 break
-        if self.gain.mean < -(BIAS + ERRORS * self.gain.error):
-            found.append(
-                f"tokens score worse after long contexts than after short ones (by {-self.gain.mean:.2g} nats)"
-            )
-        if self.lowest.is_shared:
-            found.append(f"different tokens have the lowest score ({self.lowest.score:.4g}): it may have a floor")
+        if (gain := self.gain.surely(BIAS)) < 0:
+            found.append(f"tokens score worse after long contexts than after short ones (by {-gain:.2g} nats)")
+        if len(self.tokens) >= SHARED:
+            found.append(f"different tokens have the lowest score ({self.lowest:.4g}): it may have a floor")
         return found

@@ -35,7 +35,7 @@ ODD_TEXT = (
     "Quixotic zephyrs; 7 jugs of {borax} vex Mr. Klymp? Øresund & 東京: why not §4, #fjord_9 or 'Nyx' (gnu @ 0x3F)!"
 )
 LENGTH, ODD_LENGTH, SHORTEST = 32, 48, 4
-UNCHANGED = 0.03  # nats, mean of |d|: the limit for another batch
+UNCHANGED = 0.08  # nats, mean of |d|: the limit for another batch, which moves a token by 0.05 (rms) in bfloat16
 TRIES = 8  # requests for the one of several servers that gave an answer
 WORD = "that it serves the model it names, at no other temperature and after no other prefix, no client can see"
 UNPROVEN = "the server gives one probability a token: that its numbers are log-probabilities is unproven"

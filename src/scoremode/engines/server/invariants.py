@@ -26,7 +26,8 @@ from scoremode.engines.server.forms import Likely, PromptScores
 from scoremode.errors import UntrustedError
 from scoremode.values import Floats, Ids, change
 
-SAME = 0.1  # nats, mean of |d|: the limit for another prompt length; a shift by one token moves scores by several nats
+SAME, LARGEST = 0.1, 1.0  # nats, mean of |d|, and largest |d|, that another batch or prompt length may move scores by
+ERRORS, FEW = 4.0, 16  # standard errors of a mean; twice as many of so few numbers
 SENT = 0.2  # nats, mean of |d| over few tokens; a nat added to the token that is sent moves them by 0.5 or more
 MOVED = 1e-4  # nats; the last score moves by more with another last token
 CLEARLY = 3.0  # × what another batch moves any other score
@@ -35,7 +36,6 @@ SUM_ERROR = 0.005
 SURE = 0.999  # where a token is likelier, rounding hides how probable the others are
 LARGEST_VOCABULARY = 1 << 20
 TRIES = 8  # other tokens, of which one must have another score
-SHARED = 3  # different tokens with the lowest score, from which on it may be a floor
 ANOTHER_SERVER = "it does not score the tokens that it is sent, or not all prompts alike: use another server"
 
 
@@ -62,10 +62,15 @@ def altered(ask: Ask, why: str) -> UntrustedError:
 
 
 # ── what must hold ───────────────────────────────────────────────────────────────────────────────────────────────────
-def require_same(ask: Ask, scores: Floats, again: Floats, most: float = SAME) -> Floats:
+def limit(count: int) -> float:
+    """Returns the most nats, as mean of |d|, that so many scores may move: one of few may move far."""
+    return SAME + LARGEST / count
+
+
+def require_same(ask: Ask, scores: Floats, again: Floats) -> Floats:
     """Requires that tokens have the same scores again, and returns how far they moved. NaN: a token was not scored."""
     moved: Floats = change(scores, again)[~np.isnan(scores)]
-    if len(moved) and not (mean := float(np.abs(moved).mean())) <= most:
+    if len(moved) and not (mean := float(np.abs(moved).mean())) <= limit(len(moved)):
         raise UntrustedError(
             f"scores of {ask.root} change with the tokens that follow (by {mean:.2g} nats on average)",
             fix=ANOTHER_SERVER,
@@ -139,47 +144,25 @@ def require_sum(ask: Ask, ids: Sequence[int]) -> bool:
 
 # ── what is measured ─────────────────────────────────────────────────────────────────────────────────────────────────
 class Moves:
-    """How far scores moved, from several comparisons: mean, mean size, and standard error of the mean."""
+    """How far scores moved, from several comparisons. Infinite moves do not count."""
 
     def __init__(self) -> None:
-        self.count, self._sum, self._size, self._square = 0, 0.0, 0.0, 0.0
+        self.all: Floats = np.zeros(0)
 
     def add(self, moved: Floats) -> None:
-        finite = moved[np.isfinite(moved)]
-        self.count += len(finite)
-        self._sum += float(finite.sum())
-        self._size += float(np.abs(finite).sum())
-        self._square += float(np.square(finite).sum())
-
-    @property
-    def mean(self) -> float:
-        return self._sum / max(1, self.count)
+        self.all = np.concatenate([self.all, moved[np.isfinite(moved)]])
 
     @property
     def size(self) -> float:
-        return self._size / max(1, self.count)
+        """The mean size of a move."""
+        return float(np.abs(self.all).mean()) if len(self.all) else 0.0
 
-    @property
-    def error(self) -> float:
-        return float(np.sqrt(max(0.0, self._square / max(1, self.count) - self.mean**2) / max(1, self.count)))
-
-
-class Lowest:
-    """The lowest score so far, and the tokens that have it."""
-
-    def __init__(self) -> None:
-        self.score, self.tokens = np.inf, set[int]()
-
-    def add(self, scores: Floats, ids: Ids) -> None:
-        lowest = float(np.min(scores, initial=np.inf, where=np.isfinite(scores)))
-        if lowest < self.score:
-            self.score, self.tokens = lowest, set()
-        if lowest == self.score < np.inf:
-            self.tokens |= set(ids[scores == lowest].tolist())
-
-    @property
-    def is_shared(self) -> bool:
-        return self.score < np.inf and len(self.tokens) >= SHARED
+    def surely(self, least: float) -> float:
+        """Returns the mean of all moves if it is surely more than ``least`` away from 0, else 0."""
+        if not (count := len(self.all)):
+            return 0.0
+        mean, error = float(self.all.mean()), float(self.all.std()) / count**0.5
+        return mean if abs(mean) > least + ERRORS * (1 + FEW / count) * error else 0.0
 
 
 def end_alone(ask: Ask, ids: Ids, scores: Floats, part: slice, front: Sequence[int] = ()) -> Floats:
