@@ -3,7 +3,7 @@
 Of windows drawn by chance, the server scores again, in other requests:
 
 the first tokens     the same scores alone                                          16 tokens
-the whole window     the same scores with another last token                        the first window; then rarely
+the whole window     the same scores with another last token                        the longest windows; others rarely
 a part of it         other scores without the tokens before it, and worse ones      24 tokens, or half of the window
 
 No server can tell beforehand which: the draws differ in each process, and change no number.
@@ -28,7 +28,7 @@ from scoremode.engines.server.invariants import (
 from scoremode.errors import UntrustedError
 from scoremode.values import Floats, Ids
 
-FIRST, PART = 16, 24  # tokens
+FIRST, PART, SHORTEST = 16, 24, 8  # tokens
 BIAS = 0.01  # nats, mean of d over all that was asked again: 1 % of perplexity
 PROVEN, LIKELY = 0.99, 0.95  # 1 / the largest factor by which all scores may be too low: of a run, and of two probes
 SHARED = 3  # different tokens with the lowest score
@@ -36,21 +36,23 @@ NOISE, LEAST = 1.5, 1e-4  # × the noise, and nats: by more than both, scores de
 
 
 class Budget:
-    """Tokens that checks of one kind may send: the first of them always, then by chance a share of those scored."""
+    """Tokens that checks of one kind may send: some always, as for each window twice as long as those before, and then
+    by chance a share of those that are scored.
+    """
 
     def __init__(self, free: int, share: float) -> None:
         self._free, self._share = free, share
-        self._sent = self._spent = 0
+        self._sent = self._spent = self._largest = 0
         self._draw = random.SystemRandom()
 
     def take(self, cost: int, length: int) -> bool:
         """May so many tokens be sent, now that a window of ``length`` was scored?"""
         self._sent += length
-        if self._spent and self._spent + cost > self._free:
+        if cost <= 2 * self._largest and self._spent + cost > self._free:
             is_drawn = self._draw.random() * cost < self._share * length
-            if not is_drawn or self._spent + cost > self._free + self._share * self._sent:
+            if not is_drawn or self._spent + cost > self._free + 2 * self._largest + self._share * self._sent:
                 return False
-        self._spent += cost
+        self._spent, self._largest = self._spent + cost, max(self._largest, cost)
         return True
 
 
@@ -62,7 +64,7 @@ class Audit:
         self._first, self._part = Budget(1024, 0.008), Budget(512, 0.004)
         self._half, self._whole = Budget(0, 0.004), Budget(0, 0.004)
         self.alone, self.again, self.gain, self.reach = Moves(), Moves(), Moves(), Moves()
-        self.exponent, self.lists = exponent, False
+        self.exponent, self.lists, self._reached = exponent, False, 0
         self.lowest, self.tokens = np.inf, frozenset[int]()  # the lowest score, and the tokens that have it
 
     def window(self, ask: Ask, ids: Ids, scores: Floats) -> None:
@@ -84,11 +86,14 @@ class Audit:
             other = ids[np.argmax(ids != ids[-1])]
             again = ask([*ids[:-1].tolist(), int(other)]).logprob
             self._add(self.again, require_same(ask, scores[:-1], again[:-1]))
-        for is_taken, length, moves in ((takes[2], part, self.gain), (takes[3], half, self.reach)):
-            if is_taken and length >= FIRST // 2:
-                start = self._draw.randrange(max(2, n // 4), n - length + 1)
-                front = [self._bos] if self._bos == ids[0] and self._bos is not None else []
-                self._add(moves, end_alone(ask, ids, scores, slice(start, start + length), front))
+        if takes[2] and part >= SHORTEST:
+            self._add(self.gain, self._score_part(ask, ids, scores, part))
+        if takes[3] and half >= SHORTEST:
+            moved = self._score_part(ask, ids, scores, half)
+            if half > self._reached:  # parts of shorter windows say less
+                self._reached, self.reach = half, Moves()
+            if half == self._reached:
+                self._add(self.reach, moved)
         self.judge(ask, least=8 * FIRST)
 
     def _score_first(self, ask: Ask, ids: Ids, scores: Floats) -> None:
@@ -98,6 +103,11 @@ class Audit:
         with self._lock:
             self.exponent, self.lists = max(self.exponent, exponent), self.lists or bool(found.likely)
 
+    def _score_part(self, ask: Ask, ids: Ids, scores: Floats, length: int) -> Floats:
+        start = self._draw.randrange(max(2, len(ids) // 4), len(ids) - length + 1)
+        front = [self._bos] if self._bos is not None and self._bos == ids[0] else []
+        return end_alone(ask, ids, scores, slice(start, start + length), front)
+
     def _add(self, moves: Moves, moved: Floats) -> None:
         with self._lock:
             moves.add(moved)
@@ -105,8 +115,8 @@ class Audit:
     def judge(self, ask: Ask, least: int = FIRST // 2) -> None:
         """Requires of all windows together that they score the same again, if so many tokens were scored again."""
         for moves, where in ((self.alone, "the first tokens alone"), (self.again, "whole windows")):
-            if len(moves.all) >= least and (moves.size > limit(len(moves.all)) or moves.surely(BIAS)):
-                what = f"{where} are asked again (by {moves.size:.2g} nats a token, {moves.all.mean():+.2g} on average)"
+            if moves.count >= least and (moves.size > limit(moves.count) or moves.surely(BIAS)):
+                what = f"{where} are asked again (by {moves.size:.2g} nats, {moves.surely(0):+.2g} on average)"
                 raise UntrustedError(f"{ask.root} gives other scores when {what}", fix=ANOTHER_SERVER)
 
     def notes(self, proven: float = PROVEN) -> list[str]:
@@ -118,7 +128,7 @@ class Audit:
                 "that they are log-probabilities is likely, not proven"
             )
         for moves, shown in ((self.gain, f"{PART // 2} tokens"), (self.reach, "a quarter of a window")):
-            if len(moves.all) and moves.size <= noise:
+            if moves.count and moves.size <= noise:
                 found.append(f"scores do not depend on tokens more than {shown} before: it may cut the context")
                 break
         if (gain := self.gain.surely(BIAS)) < 0:

@@ -147,22 +147,26 @@ class Moves:
     """How far scores moved, from several comparisons. Infinite moves do not count."""
 
     def __init__(self) -> None:
-        self.all: Floats = np.zeros(0)
+        self._sums: Floats = np.zeros(4)  # of 1, d, |d| and d²
 
     def add(self, moved: Floats) -> None:
-        self.all = np.concatenate([self.all, moved[np.isfinite(moved)]])
+        d = moved[np.isfinite(moved)]
+        self._sums += np.stack([d**0, d, np.abs(d), d**2]).sum(axis=1)
+
+    @property
+    def count(self) -> int:
+        return int(self._sums[0])
 
     @property
     def size(self) -> float:
         """The mean size of a move."""
-        return float(np.abs(self.all).mean()) if len(self.all) else 0.0
+        return float(self._sums[2]) / max(1, self.count)
 
     def surely(self, least: float) -> float:
         """Returns the mean of all moves if it is surely more than ``least`` away from 0, else 0."""
-        if not (count := len(self.all)):
-            return 0.0
-        mean, error = float(self.all.mean()), float(self.all.std()) / count**0.5
-        return mean if abs(mean) > least + ERRORS * (1 + FEW / count) * error else 0.0
+        count, mean, _, square = (self._sums / max(1, self.count)).tolist()
+        error = (max(0.0, square - mean**2) / max(1, self.count)) ** 0.5
+        return mean if count and abs(mean) > least + ERRORS * (1 + FEW / self.count) * error else 0.0
 
 
 def end_alone(ask: Ask, ids: Ids, scores: Floats, part: slice, front: Sequence[int] = ()) -> Floats:
