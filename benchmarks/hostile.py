@@ -5,11 +5,11 @@ inputs   every row of tests/hostile/cases.py on the real command line: the right
 kills    ppl, prob, reference and compare, on a table and on a small Llama in Transformers, killed at moments drawn over
          the time that an undisturbed run takes, then repeated: results equal to the bit, no traceback, no wrong exit
          code, no process left behind
-servers  every lie of tests/engines/server/lies.py, and honest servers, each so many times: the share that is refused, and
-         that is noted
+servers  every lie of tests/engines/server/lies.py, and honest servers, each so many times: what becomes of the runs
 vllm     the same with vLLM, whose engine's processes are killed too: the mean within 1e-4 nats
 
-    python benchmarks/hostile.py [--kills 100] [--servers [RUNS]] [--vllm [KILLS]] [--seed 0] [--inputs 0] [--only "ppl table"]
+    python benchmarks/hostile.py [--kills 100] [--servers [RUNS]] [--vllm [KILLS]] [--seed 0] [--inputs 0]
+                                 [--only "ppl table"]
 
 Exit code 1 if any check fails.
 """
@@ -100,7 +100,7 @@ def run_servers(runs: int) -> bool:
         lie, how = LIES.get(name), HONEST.get(name, {})
         found = [outcome(stories, text, lie, first=1000 * run, **how) for run in range(runs)]
         ends = Counter(words.partition(":")[0] for words, _ in found)
-        values = [value / truth for _, value in found if value == value]
+        values = [value / truth for _, value in found if value > 0]
         print(f"{name:<55}{ends['refused']:>9}{ends['noted']:>9}{ends['another model']:>9}", end="")
         print(f"{sum(values) / len(values):>12.3f}" if values else f"{'':>12}", flush=True)
         good &= all(is_good(lie, *one, truth) for one in found) if lie else not ends["refused"]

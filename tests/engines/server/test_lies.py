@@ -16,6 +16,7 @@ import pytest
 import scoremode as sm
 from scoremode.engines.server.audit import Audit
 from scoremode.engines.server.forms import PromptScores
+from scoremode.engines.server.invariants import Ask
 from scoremode.errors import UntrustedError
 from tests.engines.server.lies import HONEST, LIES, Lie, LyingServer, Stories, is_good, outcome
 
@@ -53,23 +54,23 @@ def test_an_honest_server_is_believed(name: str, honest: Stories, text: str, tru
 def test_two_percent_more_tokens_are_sent() -> None:
     """And those that docs/server.md names. The draws do not end with the first windows."""
 
-    class Counting:
-        root, fix, most, sent = "", "", 20, 0
+    sent_to_check = [0]
 
+    class Counting(Ask):
         def __call__(self, ids: Sequence[int], *, likely: bool = False) -> PromptScores:
-            self.sent += len(ids)
+            sent_to_check[0] += len(ids)
             return PromptScores(-np.ones(len(ids) - 1), None, None)
 
         def every(self, ids: Sequence[int]) -> None: ...
 
     for length in (10, 100, 512, 2048):
-        ask, audit, sent = Counting(), Audit(bos=1), 0
+        ask, audit, sent, sent_to_check[0] = Counting(root="", fix="", most=20), Audit(bos=1), 0, 0
         ids = np.arange(1, length + 1, dtype=np.int32)
         for number in range(2000):
             sent += length
             audit.window(ask, ids, -np.ones(length - 1))
-            assert ask.sent <= 1536 + 3 * length + 0.02 * sent, (length, number)
-        assert ask.sent > 1000 + 0.005 * sent
+            assert sent_to_check[0] <= 1536 + 3 * length + 0.02 * sent, (length, number)
+        assert sent_to_check[0] > 1000 + 0.005 * sent
 
 
 def test_nothing_is_kept_of_a_server_that_is_not_believed(honest: Stories, text: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -10,32 +11,24 @@ import numpy as np
 from scoremode.core.engine.messages import Asked, own_tokens
 from scoremode.core.scores.answers import Answers, Window, measured
 from scoremode.engines.server.forms import Form, PromptScores, WrongAnswerError
-from scoremode.engines.server.invariants import altered
+from scoremode.engines.server.invariants import Ask, altered
 from scoremode.engines.server.link import Link
 from scoremode.engines.server.served import MOST, RefusedError, ask, score
 from scoremode.values import Floats
 
 MOST_BYTES = 64 << 20  # of a list of all tokens
 MOST_TARGETS = 4096  # of one row of a service, which counts the rank of each
+SERVICE_FIX = "it is no service as it is released: see to the server, or use an engine that loads the model itself"
 CLOSE = 1e-2  # nats; columns of one row agree that well
 
 
-@dataclass(frozen=True, slots=True)
-class PromptAsk:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptAsk(Ask):
     """Asks a server that scores a prompt in a form."""
 
     link: Link
     form: Form
     model: str
-    most: int = 0
-
-    @property
-    def root(self) -> str:
-        return self.link.root
-
-    @property
-    def fix(self) -> str:
-        return self.form.fix
 
     def __call__(self, ids: Sequence[int], *, likely: bool = False) -> PromptScores:
         return score(self.link, self.form, self.model, ids, self.most if likely else 0)
@@ -51,28 +44,23 @@ class PromptAsk:
         return np.array(list(likely[-1].values())) if likely and len(likely[-1]) > self.form.last else None
 
 
-def listed_by(link: Link, form: Form, model: str, ids: Sequence[int]) -> int:
-    """Returns how many of the likeliest tokens a server gives at a position; 0: none."""
+def prompt_ask(link: Link, form: Form, model: str, ids: Sequence[int]) -> PromptAsk:
+    """Finds out how many of the likeliest tokens a server gives."""
+    listed = 0
     for most in (MOST, 5, 1):
-        try:
-            return most if ask(link, form, model, ids, most, largest=MOST_BYTES).likely else 0
-        except RefusedError:
-            continue
-        except WrongAnswerError:
-            return 0
-    return 0
+        with contextlib.suppress(RefusedError, WrongAnswerError):
+            listed = most if ask(link, form, model, ids, most, largest=MOST_BYTES).likely else 0
+            break
+    return PromptAsk(root=link.root, fix=form.fix, most=listed, link=link, form=form, model=model)
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceAsk:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceAsk(Ask):
     """Asks a scoring service. It lists the likeliest token alone, so those of earlier answers are asked for as well."""
 
-    root: str
     send: Callable[[Asked], Sequence[Answers]]
     vocabulary: int
     limit: int = 0  # ids from this one on get no probability; 0: all get one
-    fix: str = "it is no service as it is released: see to the server, or use an engine that loads the model itself"
-    most: int = 1
     tops: list[int] = field(default_factory=list)  # ids that were likeliest somewhere
 
     def __call__(self, ids: Sequence[int], *, likely: bool = False) -> PromptScores:

@@ -21,7 +21,7 @@ from scoremode.core.engine.messages import Asked, most_bytes, read_answers
 from scoremode.core.scores import parquet
 from scoremode.core.scores.answers import Answers, Window, WindowSource
 from scoremode.core.scores.schema import wrong_first_choice
-from scoremode.engines.server.asking import PromptAsk, ServiceAsk, listed_by
+from scoremode.engines.server.asking import SERVICE_FIX, PromptAsk, ServiceAsk, prompt_ask
 from scoremode.engines.server.audit import LIKELY, PROVEN, Audit
 from scoremode.engines.server.checks import Description, ProbeResult, SameServer, changed, make_probes, probe
 from scoremode.engines.server.forms import names_in
@@ -91,8 +91,7 @@ class ServerEngine(RequestEngine):
             room = None if served.max_model_len is None else served.max_model_len - 1
             probes = make_probes(subject.tokenizer, room)
             self.probe_ids = tuple(probes.repeated.tolist())
-            most = listed_by(self._asking, self.form, served.model, self.probe_ids)
-            self._ask = PromptAsk(self._asking, self.form, served.model, most)
+            self._ask = prompt_ask(self._asking, self.form, served.model, self.probe_ids)
             found = probe(self._ask, probes, self._bos)
             self._begin_audit(found)
             self._same = SameServer(subject.root, Description(served.facts(), found.scores), self._describe)
@@ -206,7 +205,8 @@ class ServiceEngine(RequestEngine):
         self.service = service
         self._same = same_service(self._asking, service)
         longest = min(service.max_model_len, subject.context_length or service.max_model_len)
-        self._ask = ServiceAsk(subject.root, lambda asked: self._answers(self._asking, asked), service.vocabulary)
+        send, vocabulary = lambda asked: self._answers(self._asking, asked), service.vocabulary
+        self._ask = ServiceAsk(root=subject.root, fix=SERVICE_FIX, most=1, send=send, vocabulary=vocabulary)
         found = probe(self._ask, make_probes(subject.tokenizer, longest), self._bos)
         self._begin_audit(found)
         facts = self._common_facts("service")
@@ -289,7 +289,7 @@ class ServiceEngine(RequestEngine):
         self._same.confirm(instance)
         for window, own in zip(asked.windows, answers, strict=True):
             if (first := wrong_first_choice(window.targets, own.rank, own.top)) is not None:
-                raise UntrustedError(f"{link.root} contradicts itself: {first}", fix=self._ask.fix)
+                raise UntrustedError(f"{link.root} contradicts itself: {first}", fix=SERVICE_FIX)
             for column in (own.logprob, own.entropy, own.top_logprob):
                 if column is not None and column.size and not column.max() < np.inf:  # of numbers with a NaN, it is NaN
                     raise EngineError(

@@ -16,9 +16,10 @@ end alone      the last tokens of a prompt score otherwise, and on average worse
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import itemgetter
-from typing import Protocol
 
 import numpy as np
 
@@ -39,20 +40,18 @@ TRIES = 8  # other tokens, of which one must have another score
 ANOTHER_SERVER = "it does not score the tokens that it is sent, or not all prompts alike: use another server"
 
 
-class Ask(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask(ABC):
     """Asks one server for the scores of a prompt."""
 
-    @property
-    def root(self) -> str: ...
+    root: str  # its address
+    fix: str  # what to do if its numbers are no log-probabilities
+    most: int  # the likeliest tokens that it lists at a position; 0: it lists none
 
-    @property
-    def fix(self) -> str: ...  # if its numbers are no log-probabilities
-
-    @property
-    def most(self) -> int: ...  # the likeliest tokens that it lists at a position; 0: it lists none
-
+    @abstractmethod
     def __call__(self, ids: Sequence[int], *, likely: bool = False) -> PromptScores: ...
 
+    @abstractmethod
     def every(self, ids: Sequence[int]) -> Floats | None:
         """The log-probabilities of all tokens after a prompt; None if the server does not list them."""
 
