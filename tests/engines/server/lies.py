@@ -292,7 +292,7 @@ SOMETIMES: dict[str, Lie] = {
     "another model at one length": Lie(lambda s, ids: damaged(s, ids) if len(ids) == 128 else s.true(ids)),
     "scores of the prompt before": Lie(stale),
     "×2 from position 40 on": Lie(at_positions(40, scaled(2)), "noted"),
-    "another prompt's distributions from position 40 on": Lie(at_positions(40, elsewhere)),
+    "another prompt's distributions from position 40 on": Lie(at_positions(40, elsewhere), "noted"),
     "temperature 3 from position 40 on": Lie(at_positions(40, tempered(3)), "noted"),
     "×1.1 if no tokens are listed": Lie(unlisted(scaled(1.1))),
     "another model if no tokens are listed": Lie(unlisted(damaged)),

@@ -63,14 +63,14 @@ def test_two_percent_more_tokens_are_sent() -> None:
 
         def every(self, ids: Sequence[int]) -> None: ...
 
-    for length in (10, 100, 512, 2048):
+    for length in (10, 100, 1000):
         ask, audit, sent, sent_to_check[0] = Counting(root="", fix="", most=20), Audit(bos=1), 0, 0
         ids = np.arange(1, length + 1, dtype=np.int32)
-        for number in range(2000):
+        for number in range(500):
             sent += length
             audit.window(ask, ids, -np.ones(length - 1))
-            assert sent_to_check[0] <= 1536 + 3 * length + 0.02 * sent, (length, number)
-        assert sent_to_check[0] > 1000 + 0.005 * sent
+            assert sent_to_check[0] <= 1540 + 1.5 * length + 0.02 * sent, (length, number)
+        assert sent_to_check[0] > 500 + 0.005 * sent
 
 
 def test_nothing_is_kept_of_a_server_that_is_not_believed(honest: Stories, text: str, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 Of windows drawn by chance, the server scores again, in other requests:
 
 the first tokens     the same scores alone                                          16 tokens
-the whole window     the same scores with another last token                        the longest windows; others rarely
+the whole window     the same scores with another last token                        a long window; then rarely
 a part of it         other scores without the tokens before it, and worse ones      24 tokens, or half of the window
 
 No server can tell beforehand which: the draws differ in each process, and change no number.
@@ -36,23 +36,21 @@ NOISE, LEAST = 1.5, 1e-4  # × the noise, and nats: by more than both, scores de
 
 
 class Budget:
-    """Tokens that checks of one kind may send: some always, as for each window twice as long as those before, and then
-    by chance a share of those that are scored.
-    """
+    """Tokens that checks of one kind may send: the first of them always, then by chance a share of those scored."""
 
     def __init__(self, free: int, share: float) -> None:
         self._free, self._share = free, share
-        self._sent = self._spent = self._largest = 0
+        self._sent = self._spent = 0
         self._draw = random.SystemRandom()
 
     def take(self, cost: int, length: int) -> bool:
         """May so many tokens be sent, now that a window of ``length`` was scored?"""
         self._sent += length
-        if cost <= 2 * self._largest and self._spent + cost > self._free:
+        if self._spent and self._spent + cost > self._free:
             is_drawn = self._draw.random() * cost < self._share * length
-            if not is_drawn or self._spent + cost > self._free + 2 * self._largest + self._share * self._sent:
+            if not is_drawn or self._spent + cost > self._free + self._share * self._sent:
                 return False
-        self._spent, self._largest = self._spent + cost, max(self._largest, cost)
+        self._spent += cost
         return True
 
 
@@ -64,6 +62,7 @@ class Audit:
         self._first, self._part = Budget(1024, 0.008), Budget(512, 0.004)
         self._half, self._whole = Budget(0, 0.004), Budget(0, 0.004)
         self.alone, self.again, self.gain, self.reach = Moves(), Moves(), Moves(), Moves()
+        self.longest = 0  # of the run's windows: whole ones and halves are drawn from those almost as long
         self.exponent, self.lists, self._reached = exponent, False, 0
         self.lowest, self.tokens = np.inf, frozenset[int]()  # the lowest score, and the tokens that have it
 
@@ -78,15 +77,16 @@ class Audit:
             lowest = float(np.min(scores, initial=self.lowest, where=np.isfinite(scores)))
             same = self.tokens if lowest == self.lowest else frozenset()
             self.lowest, self.tokens = lowest, same | frozenset(ids[1:][scores == lowest].tolist())
-            costs = {self._first: first, self._whole: n, self._part: part + 1, self._half: half + 1}
-            takes = [budget.take(cost, n) for budget, cost in costs.items()]
+            costs = {self._first: first, self._part: part + 1, self._whole: n, self._half: half + 1}
+            is_long = 4 * n >= 3 * self.longest
+            takes = [(is_long or i < 2) and budget.take(cost, n) for i, (budget, cost) in enumerate(costs.items())]
         if takes[0]:
             self._score_first(ask, ids[:first], scores[: first - 1])
-        if takes[1]:
+        if takes[2]:
             other = ids[np.argmax(ids != ids[-1])]
             again = ask([*ids[:-1].tolist(), int(other)]).logprob
             self._add(self.again, require_same(ask, scores[:-1], again[:-1]))
-        if takes[2] and part >= SHORTEST:
+        if takes[1] and part >= SHORTEST:
             self._add(self.gain, self._score_part(ask, ids, scores, part))
         if takes[3] and half >= SHORTEST:
             moved = self._score_part(ask, ids, scores, half)

@@ -63,8 +63,9 @@ class RequestEngine(Engine):
         }
 
     def _require_room(self, source: WindowSource, done: Bools) -> None:
-        """Refuse windows that are too long, before one is sent."""
+        """Refuse windows that are too long, before one is sent, and tell the checks how long they are."""
         longest, room = int(source.lengths[~done].max(initial=0)), self.facts.context_length
+        self._audit.longest = longest
         if room is not None and longest > room:
             raise ModelError(
                 f"a window of {longest} tokens is longer than the {room} that this server takes",
