@@ -28,7 +28,7 @@ from scoremode.values import Floats
 from tests.engines.server.small_server import sharp_logits
 from tests.engines.server.test_hostile_server import SERVICE
 
-Change = Callable[[Window, Answers], Answers]
+Change = Callable[[Window, Any], Answers]
 TABLE, OTHER = (TableEngine(sharp_logits(seed)).logprobs for seed in (0, 1))
 NUMBER = count()
 
