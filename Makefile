@@ -86,7 +86,7 @@ bench: $(VENV)/.dev ## benchmarks against what a user would use instead
 	$(BIN)/python benchmarks/head.py --device cpu
 
 hostile: $(VENV)/.dev ## bad inputs and 100 kills, a few of them of vLLM: about half an hour
-	$(BIN)/python benchmarks/hostile.py --kills 100 --vllm
+	$(BIN)/python benchmarks/hostile.py --kills 100 --servers --vllm
 
 clean: ## remove the environment and caches of this checkout
 	rm -rf $(VENV) $(TRITON) site .mypy_cache .ruff_cache .pytest_cache .hypothesis

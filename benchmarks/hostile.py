@@ -5,9 +5,11 @@ inputs   every row of tests/hostile/cases.py on the real command line: the right
 kills    ppl, prob, reference and compare, on a table and on a small Llama in Transformers, killed at moments drawn over
          the time that an undisturbed run takes, then repeated: results equal to the bit, no traceback, no wrong exit
          code, no process left behind
+servers  every lie of tests/engines/server/lies.py, and honest servers, each so many times: what becomes of the runs
 vllm     the same with vLLM, whose engine's processes are killed too: the mean within 1e-4 nats
 
-    python benchmarks/hostile.py [--kills 100] [--vllm [KILLS]] [--seed 0] [--inputs 0] [--only "ppl table"]
+    python benchmarks/hostile.py [--kills 100] [--servers [RUNS]] [--vllm [KILLS]] [--seed 0] [--inputs 0]
+                                 [--only "ppl table"]
 
 Exit code 1 if any check fails.
 """
@@ -44,6 +46,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--vllm", type=int, nargs="?", const=6, default=0, metavar="KILLS")
+    parser.add_argument("--servers", type=int, nargs="?", const=20, default=0, metavar="RUNS")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--at-once", type=int, default=2, help="jobs that are killed side by side (default: 2)")
     parser.add_argument("--inputs", type=int, default=ALL, metavar="CASES", help="so many of them; 0: none")
@@ -54,6 +57,8 @@ def main(words: Sequence[str] | None = None) -> int:
         folder = Path(name)
         os.environ["SCOREMODE_CACHE"] = str(folder / "cache")
         good = not given.inputs or run_inputs(folder / "inputs", given.inputs)
+        if given.servers:
+            good &= run_servers(given.servers)
         if given.kills:
             jobs = table_jobs(folder / "table", given.bytes or TABLE_BYTES)
             jobs += model_jobs(folder / "model", given.bytes or MODEL_BYTES)
@@ -80,6 +85,26 @@ def run_inputs(folder: Path, most: int) -> bool:
         print(f"{group:<20}{count:>8}{wrong[group]:>8}")
     print(f"{'all':<20}{len(cases):>8}{wrong.total():>8}   {time.monotonic() - begun:.0f} s\n", flush=True)
     return not wrong
+
+
+def run_servers(runs: int) -> bool:
+    """Let servers lie, and honest ones answer; print what became of each, and what an honest one did wrong."""
+    from tests.conftest import DATA
+    from tests.engines.server.lies import HONEST, LIES, Stories, is_good, outcome
+
+    stories = Stories(DATA / "stories260K")
+    text, good = stories.text(), True
+    _, truth = outcome(stories, text)
+    print(f"{'servers':<55}{'refused':>9}{'noted':>9}{'believed':>9}{'perplexity':>12}")
+    for name in (*LIES, *HONEST):
+        lie, how = LIES.get(name), HONEST.get(name, {})
+        found = [outcome(stories, text, lie, first=1000 * run, **how) for run in range(runs)]
+        ends = Counter(words.partition(":")[0] for words, _ in found)
+        values = [value / truth for _, value in found if value > 0]
+        print(f"{name:<55}{ends['refused']:>9}{ends['noted']:>9}{ends['another model']:>9}", end="")
+        print(f"{sum(values) / len(values):>12.3f}" if values else f"{'':>12}", flush=True)
+        good &= all(is_good(lie, *one, truth) for one in found) if lie else not ends["refused"]
+    return good
 
 
 def run_kills(jobs: list[Job], kills: int, folder: Path, seed: int, at_once: int) -> bool:

@@ -123,6 +123,10 @@ class EngineError(ScoremodeError):
     """The engine stopped, or gave something that is not a score."""
 
 
+class UntrustedError(EngineError):
+    """What the engine gave contradicts itself. None of its scores can be believed, and a run keeps none of them."""
+
+
 class CandidatesError(ScoremodeError):
     """Some candidates of a comparison failed. The others were finished: their results are in ``found``, by name."""
 

@@ -23,6 +23,7 @@ from scoremode.core.text.token_text import BYTE_ALPHABET
 from scoremode.engines.table.engine import TableEngine
 from scoremode.values import Floats
 
+OPENED = 21  # completions until the first window of a run is sent
 NAMES = {byte: name for name, byte in BYTE_ALPHABET.items()}  # of bytes, as byte-level tokenizers write them
 
 
@@ -61,6 +62,7 @@ class SmallServer:
     before_temperature: bool = True  # are the log-probabilities of written tokens those before the temperature?
     more: dict[str, Any] = field(default_factory=dict)  # what other paths answer
     completions: int = 0
+    lengths: list[int] = field(default_factory=list)  # of the prompts that were scored
     requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)  # path and headers of each
     in_flight: int = 0
     most_in_flight: int = 0
@@ -119,13 +121,14 @@ class SmallServer:
 
     def complete(self, asked: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         ids, k = asked["prompt"], asked.get("prompt_logprobs")
+        self.lengths.append(len(ids))
         if asked.get("model") != self.model:
             return 404, {"error": {"message": f"The model `{asked.get('model')}` does not exist."}}
         if self.max_model_len is not None and len(ids) + asked.get("max_tokens", 1) > self.max_model_len:
             return 400, {"error": {"message": f"maximum context length is {self.max_model_len}"}}
         if max(ids) >= self.ids:
             return 400, {"error": {"message": f"Token id {max(ids)} is out of vocabulary"}}
-        if max(k or 0, asked.get("logprobs") or 0) > self.most:
+        if max(k or 0, asked.get("logprobs") or 0) > self.most or (k == -1 and self.most < self.ids):
             return 400, {"error": {"message": f"more than max allowed: {self.most}"}}
         echoes_ids = asked.get("echo") and "return_tokens_as_token_ids" in asked
         if (self.is_strict and "top_k" in asked) or (echoes_ids and not self.names_ids):
@@ -153,7 +156,7 @@ class SmallServer:
     def _dictionaries(self, ids: list[int], k: int) -> list[dict[str, Any]]:
         found = []
         for row, own in zip(self.rows(ids), ids[1:], strict=True):
-            wanted = dict.fromkeys([own, *np.argsort(-row)[:k].tolist()])
+            wanted = dict.fromkeys([own, *np.argsort(-row)[: k if k >= 0 else None].tolist()])
             found.append(
                 {str(i): {"logprob": self._number(row[i]), "rank": int((row >= row[i]).sum())} for i in wanted}
             )

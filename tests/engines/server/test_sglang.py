@@ -175,8 +175,11 @@ TRICKS: dict[str, tuple[Edit, str]] = {
     "left": (_left, "change with the tokens that follow"),
     "left, of an unsure model": (_left, "does not change with the last token|not the one that it has"),
     "right": (_right, "does not change with the last token|not the one that it has"),
-    "right, with the likeliest": (_right_with_the_likeliest, "does not change with the last token"),
-    "right, in long prompts": (_right_in_long_prompts, "does not change with the last token|not the one that it has"),
+    "right, with the likeliest": (
+        _right_with_the_likeliest,
+        "does not change with the last token|not the one that it has",
+    ),
+    "right, in long prompts": (_right_in_long_prompts, "change with the tokens that follow|not the one that it has"),
     "half": (lambda own, _: _moved(own, [one[0] / 2 for one in own[1:]]), "not the one that it has"),
     "five less": (lambda own, _: _moved(own, [one[0] - 5 for one in own[1:]]), "not the one that it has"),
     "listed twice, in long prompts": (_again, "not the one that it has"),

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scoremode.core.engine.messages import TooLargeError, answer_message
-from scoremode.core.scores.answers import Answers, Window, WindowList
+from scoremode.core.engine.messages import Asked, TooLargeError, answer_message
+from scoremode.core.scores.answers import Answers
 from scoremode.core.scores.packing import VERSION
 from scoremode.core.text.tokenizer import ByteTokenizer
 from scoremode.engines.server.checks import SameServer
@@ -51,7 +51,7 @@ class Says(BaseHTTPRequestHandler):
     """Says of itself whatever a test wants: no real server changes at will."""
 
     said: Any = ABOUT
-    answers: Any = None  # to the only window of a request
+    answer: Any = None  # to a window
 
     def do_GET(self) -> None:
         self.send_response(200)
@@ -60,10 +60,10 @@ class Says(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps(type(self).said).encode())
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
+        asked = Asked.from_bytes(self.rfile.read(int(self.headers["Content-Length"])))
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(answer_message("one", [type(self).answers]))
+        self.wfile.write(answer_message("one", [type(self).answer(window) for window in asked.windows]))
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -138,13 +138,10 @@ def test_a_service_that_gives_no_numbers_is_told_apart_from_a_model_here(address
         name="m", tokenizer=tokenizer, fingerprint="f", root=address, options=ServerOptions(), form=None,
         served=ServerFacts("m", None, 20, None, None), service=found,
     )  # fmt: skip
-    Says.answers = Answers(np.array([[wrong]]))
-    engine = ServiceEngine(subject, found, 1)
-    window = Window(np.array([1, 2], np.int32), np.array([0], np.int32), np.array([[2]], np.int32))
+    Says.answer = staticmethod(lambda window: Answers(np.full(window.targets.shape, wrong)))
     with pytest.raises(EngineError, match="gives NaN or infinity as a score; start the server in float32") as caught:
-        list(engine.score(WindowList((window,)), np.zeros(1, np.bool_)))
+        ServiceEngine(subject, found, 1)
     assert "--dtype" not in str(caught.value)
-    engine.close()
 
 
 # ── bad clients ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -7,7 +7,7 @@ compute it (in head/, or in an engine), and test it.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from typing import Annotated, Any, Literal, get_type_hints
@@ -17,13 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from scoremode.errors import listed
-from scoremode.values import Floats, Ids, Ints, Range
+from scoremode.values import Bools, Floats, Ids, Ints, Range
 
 ROUNDING = 1e-4
 """Nats by which a log-probability may exceed 0. The target's logit and the largest logit may come from two float32
 products that round differently. scoremode's heads give at most 0 on a CPU; their self-test allows an error of 1e-4."""
 SLACK = 1e-2
 """Nats by which columns may contradict each other, and an entropy its bound: servers may round as they like."""
+LEAST_FINITE = -1e39
+"""The logarithm of a probability other than zero is larger: it is a difference of two float32 numbers."""
 MOST_IDS = 1 << 31  # ids are int32
 
 NUMPY_TYPES: dict[str, np.dtype[Any]] = {"float64": np.dtype("<f8"), "int64": np.dtype("<i8"), "int32": np.dtype("<i4")}
@@ -280,21 +282,36 @@ def chosen_divergences(names: Container[str]) -> tuple[Column, ...]:
 
 
 def contradiction(columns: Mapping[str, Array]) -> str | None:
-    """Returns the first two values of one target that contradict each other, in words, or None.
-
-    No token is likelier than the first choice. So the entropy, a mean of -log p, is at least -log p of that choice.
-    """
-    top = columns.get("top_logprob")
-    if top is None or not len(top):
+    """Returns the first values of one target that contradict each other, in words, or None."""
+    if not len(columns["logprob"]):
         return None
-    logprob, entropy = columns["logprob"], columns.get("entropy")
-    if np.maximum.reduce(logprob - top) > SLACK:
-        bad = logprob - top > SLACK
-        return f"top logprob is {top[bad][0]:g}, below the logprob {logprob[bad][0]:g} of a token"
-    if entropy is not None and np.minimum.reduce(entropy + top) < -SLACK:
-        bad = entropy + top < -SLACK
-        return f"entropy is {entropy[bad][0]:g}, and top logprob {top[bad][0]:g}"
+    for bad, words in _contradictions(columns):
+        if bad.any():
+            return words.format(**{name: column[np.argmax(bad)] for name, column in columns.items()})
     return None
+
+
+def _contradictions(columns: Mapping[str, Array]) -> Iterator[tuple[Bools, str]]:
+    """No token is likelier than the first choice, which alone has rank 1. So the entropy, a mean of -log p, is at least
+    -log p of that choice.
+    """
+    logprob, top = columns["logprob"], columns.get("top_logprob")
+    yield (logprob > -np.inf) & (logprob < LEAST_FINITE), "logprob is {logprob:g}"
+    if top is None:
+        return
+    yield logprob - top > SLACK, "top logprob is {top_logprob:g}, below the logprob {logprob:g} of a token"
+    if (rank := columns.get("rank")) is not None:
+        yield (rank == 1) & (top - logprob > SLACK), "logprob is {logprob:g} at rank 1, and top logprob {top_logprob:g}"
+    if (entropy := columns.get("entropy")) is not None:
+        yield entropy + top < -SLACK, "entropy is {entropy:g}, and top logprob {top_logprob:g}"
+
+
+def wrong_first_choice(targets: Ids, rank: Ints | None, top: Ids | None) -> str | None:
+    """Returns the first target (m, k) that has rank 1 and is not the first choice, or is it and has another rank."""
+    if rank is None or top is None or not (bad := (rank == 1) != (targets == top[:, None])).any():
+        return None
+    row, _ = at = tuple(np.argwhere(bad)[0])
+    return f"token {targets[at]} has rank {rank[at]}, and the first choice is {top[row]}"
 
 
 BUILT_IN = Schema(_declared(ScoreColumns))

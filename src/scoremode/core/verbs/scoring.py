@@ -29,7 +29,7 @@ from scoremode.core.store.run import Run
 from scoremode.core.verbs.progress import Progress, announce
 from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.run_contents import add_account, make_manifest, rows_to_keep
-from scoremode.errors import EngineError, ModelError, listed
+from scoremode.errors import EngineError, ModelError, UntrustedError, listed
 from scoremode.values import Bools, Ids, Ints
 
 
@@ -190,7 +190,9 @@ class UnfinishedRun:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: object, __: object) -> None:
+        if isinstance(error, UntrustedError):  # else the same command would go on from what was kept
+            self.forget_except(np.zeros(len(self.asked.plan), np.bool_))
         self.journal.close()
 
     def forget_except(self, complete: Bools) -> None:

@@ -20,13 +20,16 @@ from scoremode.core.engine.batching import in_groups
 from scoremode.core.engine.messages import Asked, most_bytes, read_answers
 from scoremode.core.scores import parquet
 from scoremode.core.scores.answers import Answers, Window, WindowSource
-from scoremode.engines.server.checks import Description, SameServer, changed, probe, probe_ids, require_own_scores
+from scoremode.core.scores.schema import wrong_first_choice
+from scoremode.engines.server.asking import SERVICE_FIX, PromptAsk, ServiceAsk, prompt_ask
+from scoremode.engines.server.audit import LIKELY, PROVEN, Audit
+from scoremode.engines.server.checks import Description, ProbeResult, SameServer, changed, make_probes, probe
 from scoremode.engines.server.forms import names_in
 from scoremode.engines.server.link import SMALL, Link
-from scoremode.engines.server.served import SERVICE, ServiceFacts, find_service, look, score
+from scoremode.engines.server.served import SERVICE, ServiceFacts, find_service, look
 from scoremode.engines.server.server_options import CONCURRENCY, SERVICE_CONCURRENCY
 from scoremode.engines.server.subject import ServedSubject
-from scoremode.errors import EngineError, InputError, ModelError
+from scoremode.errors import EngineError, InputError, ModelError, UntrustedError
 from scoremode.values import Bools, Floats, Ids
 
 CHECK_SECONDS = 60.0  # between two checks that the server is the same, where nothing hints at another
@@ -39,6 +42,15 @@ class RequestEngine(Engine):
     def __init__(self, subject: ServedSubject, concurrency: int) -> None:
         self.subject, self.concurrency = subject, concurrency
         self._asking = subject.connect(1)  # for questions about the server itself
+        facts = subject.tokenizer.facts
+        self._bos = facts.bos if facts.adds_bos else None
+
+    def _begin_audit(self, found: ProbeResult) -> None:
+        self._exponent, self._audit = found.exponent, Audit(self._bos, found.exponent)
+
+    def account(self) -> dict[str, Any]:
+        notes = self._audit.notes(PROVEN if self._exponent >= LIKELY else 0)
+        return {"notes": [note for note in notes if note not in self.facts.notes]}
 
     def _common_facts(self, form: str) -> dict[str, Any]:
         """The facts that engines for every kind of server have in common."""
@@ -51,8 +63,9 @@ class RequestEngine(Engine):
         }
 
     def _require_room(self, source: WindowSource, done: Bools) -> None:
-        """Refuse windows that are too long, before one is sent."""
+        """Refuse windows that are too long, before one is sent, and tell the checks how long they are."""
         longest, room = int(source.lengths[~done].max(initial=0)), self.facts.context_length
+        self._audit.longest = longest
         if room is not None and longest > room:
             raise ModelError(
                 f"a window of {longest} tokens is longer than the {room} that this server takes",
@@ -77,8 +90,11 @@ class ServerEngine(RequestEngine):
         self.form, served = subject.form, subject.served
         try:
             room = None if served.max_model_len is None else served.max_model_len - 1
-            found = probe(self._asking, self.form, served.model, probe_ids(subject.tokenizer, room))
-            self.probe_ids = found.ids
+            probes = make_probes(subject.tokenizer, room)
+            self.probe_ids = tuple(probes.repeated.tolist())
+            self._ask = prompt_ask(self._asking, self.form, served.model, self.probe_ids)
+            found = probe(self._ask, probes, self._bos)
+            self._begin_audit(found)
             self._same = SameServer(subject.root, Description(served.facts(), found.scores), self._describe)
             self._same.check()
         except BaseException:
@@ -87,15 +103,13 @@ class ServerEngine(RequestEngine):
         self._covered: tuple[Link | None, int] = (None, 0)  # the connections that an earlier check covers
         self._checked = time.monotonic()
         facts = self._common_facts(self.form.name)
-        if found.mass is not None:
-            facts["settings"]["probe_mass"] = [round(m, 6) for m in found.mass]
         self.facts = EngineFacts(
             **facts,
             dtype="as served",
             device=subject.root,
             head="as-served",
             vocabulary=None,
-            notes=subject.notes_with((*served.notes, *found.notes)),
+            notes=subject.notes_with((*served.notes, *filter(None, [self.form.note]), *found.notes)),
         )
 
     def score(self, source: WindowSource, done: Bools, want: Wanted = SCORES) -> Iterator[tuple[int, Answers]]:
@@ -109,31 +123,26 @@ class ServerEngine(RequestEngine):
         self._require_room(source, done)
         missing = np.flatnonzero(~done).tolist()
         link = self.subject.connect(self.concurrency)
-        count, checked = min(self.concurrency, max(1, len(missing))), 0
+        count = min(self.concurrency, max(1, len(missing)))
+        asking = replace(self._ask, link=link)
         try:
-            for index, answers in in_threads(count, lambda index: self._answers(link, source.window(index)), missing):
+            for index, answers in in_threads(count, lambda index: self._answers(asking, source.window(index)), missing):
                 self.confirm(link)
-                if len(answers.logprob) > 2 * checked:
-                    self._require_own_scores(source.window(index), answers)
-                    checked = len(answers.logprob)
                 yield index, answers
             self.require_same()
+            self._audit.judge(self._ask)
+        except UntrustedError:
+            self.require_same()  # another server's scores contradict those of the first, and what is kept is good
+            raise
         finally:
             link.close()
 
-    def _answers(self, link: Link, window: Window) -> Answers:
-        found = score(link, self.form, self.subject.served.model, _prompt(window).tolist())
+    def _answers(self, asking: PromptAsk, window: Window) -> Answers:
+        prompt = _prompt(window)
+        found = asking(prompt.tolist())
         self._require_names(found.model, found.fingerprint)
+        self._audit.window(asking, prompt, found.logprob)
         return Answers(logprob=found.logprob[window.rows][:, None])
-
-    def _require_own_scores(self, window: Window, answers: Answers) -> None:
-        """Require that the scores of a window are those of its tokens, not of their neighbours."""
-        prompt = _prompt(window)[: int(window.rows[-1]) + 2].tolist()
-
-        def ask(ids: Sequence[int]) -> Floats:
-            return score(self._asking, self.form, self.subject.served.model, ids).logprob[window.rows]
-
-        require_own_scores(self._asking, ask, prompt, answers.logprob[:, 0])
 
     # ── is it the same server? ───────────────────────────────────────────────────────────────────────────────────────
     def require_names(self, answer: Mapping[str, Any]) -> None:
@@ -160,7 +169,7 @@ class ServerEngine(RequestEngine):
             now = look(self._asking, name)
         except ModelError as gone:
             raise changed(self.subject.root, f"it does not serve '{name}' any more; {gone.fix}") from None
-        found = score(self._asking, self.form, name, self.probe_ids)
+        found = self._ask(self.probe_ids)
         self._require_names(found.model, found.fingerprint)
         return Description(replace(now, system_fingerprint=found.fingerprint).facts(), found.logprob)
 
@@ -196,6 +205,11 @@ class ServiceEngine(RequestEngine):
         super().__init__(subject, concurrency or SERVICE_CONCURRENCY)
         self.service = service
         self._same = same_service(self._asking, service)
+        longest = min(service.max_model_len, subject.context_length or service.max_model_len)
+        send, vocabulary = lambda asked: self._answers(self._asking, asked), service.vocabulary
+        self._ask = ServiceAsk(root=subject.root, fix=SERVICE_FIX, most=1, send=send, vocabulary=vocabulary)
+        found = probe(self._ask, make_probes(subject.tokenizer, longest), self._bos)
+        self._begin_audit(found)
         facts = self._common_facts("service")
         facts["versions"] |= service.versions
         facts["settings"] |= service.settings
@@ -205,7 +219,7 @@ class ServiceEngine(RequestEngine):
             device=service.device,
             head=service.head,
             vocabulary=service.vocabulary,
-            notes=subject.notes_with(service.notes),
+            notes=subject.notes_with((*service.notes, *found.notes)),
         )
 
     def score(self, source: WindowSource, done: Bools, want: Wanted = SCORES) -> Iterator[tuple[int, Answers]]:
@@ -220,8 +234,9 @@ class ServiceEngine(RequestEngine):
         threading.Thread(target=parquet.load_library, name="import").start()
         try:
             batches = self._batches(source, done)
-            for (indices, _), found in in_threads(self.concurrency, lambda one: self._answers(link, one[1]), batches):
+            for (indices, _), found in in_threads(self.concurrency, lambda one: self._checked(link, one[1]), batches):
                 yield from zip(indices, found, strict=True)
+            self._audit.judge(self._ask)
         finally:
             link.close()
 
@@ -252,6 +267,14 @@ class ServiceEngine(RequestEngine):
         if chosen:
             yield batch()
 
+    def _checked(self, link: Link, asked: Asked) -> Sequence[Answers]:
+        """The answers to a request, of which some windows were asked again."""
+        found = self._answers(link, asked)
+        ask = replace(self._ask, send=lambda more: self._answers(link, more), limit=asked.vocabulary)
+        for window, answers in zip(asked.windows, found, strict=True):
+            self._audit.window(ask, *_own_tokens(window, answers))
+        return found
+
     def _answers(self, link: Link, asked: Asked) -> Sequence[Answers]:
         largest = SMALL + most_bytes(asked.windows)
         reply = link.post(f"{SERVICE}/score", asked.to_bytes(), largest=largest, binary=True)
@@ -265,7 +288,9 @@ class ServiceEngine(RequestEngine):
         except InputError as wrong:
             raise EngineError(f"{link.root} gave an answer that does not fit: {wrong.message}", fix=wrong.fix) from None
         self._same.confirm(instance)
-        for own in answers:
+        for window, own in zip(asked.windows, answers, strict=True):
+            if (first := wrong_first_choice(window.targets, own.rank, own.top)) is not None:
+                raise UntrustedError(f"{link.root} contradicts itself: {first}", fix=SERVICE_FIX)
             for column in (own.logprob, own.entropy, own.top_logprob):
                 if column is not None and column.size and not column.max() < np.inf:  # of numbers with a NaN, it is NaN
                     raise EngineError(
@@ -273,6 +298,16 @@ class ServiceEngine(RequestEngine):
                         fix="start the server in float32; if it stays, its weights are damaged",
                     )
         return answers
+
+
+def _own_tokens(window: Window, answers: Answers) -> tuple[Ids, Floats]:
+    """The tokens of a window, and the last row's target; and their scores, NaN for those that were not scored."""
+    ids, rows, first = window.ids, window.rows, window.targets[:, 0]
+    if len(rows) and rows[-1] == len(ids) - 1:
+        ids = np.concatenate([ids, first[-1:]])
+    scores = np.full(len(ids) - 1, np.nan)
+    scores[rows] = np.where(ids[rows + 1] == first, answers.logprob[:, 0], np.nan)
+    return ids, scores
 
 
 def same_service(link: Link, first: ServiceFacts) -> SameServer:

@@ -49,6 +49,7 @@ class Answer(msgspec.Struct, kw_only=True):
 
     model: Any = None
     system_fingerprint: Any = None
+    usage: Any = None
     metadata: Any = None
     meta_info: Any = None
 
@@ -87,6 +88,7 @@ class Form:
     fix: str = LOGITS  # if its numbers are no log-probabilities
     no_states: str = "a server gives no hidden states"
     last: int = 0  # the vocabulary's last id is at least this one
+    every: int = 0  # how many of the likeliest tokens to ask for to get all of them; 0: that cannot be asked for
 
     def read(self, link: Link, value: Any, ids: Sequence[int], most: int = 0) -> PromptScores:
         """Reads the scores in an answer with finite numbers. Raises WrongAnswerError if it does not fit the request."""
@@ -94,6 +96,11 @@ class Form:
             answer = value if isinstance(value, self.answer) else msgspec.convert(value, self.answer)
         except msgspec.ValidationError as error:
             raise WrongAnswerError(f"it has another form: {error}") from None
+        counted = _field(answer.usage, "prompt_tokens") or _field(answer.meta_info, "prompt_tokens")
+        if isinstance(counted, int) and counted != len(ids):
+            raise WrongAnswerError(
+                f"it counts {counted} tokens of the {len(ids)} that were sent: it adds or drops some"
+            )
         own, largest, again, likely = self.numbers(answer, ids, most, self.last)
         if None in own:
             raise WrongAnswerError("a log-probability is not a number")
@@ -204,6 +211,7 @@ class GeneratedScores(msgspec.Struct):
     input_token_logprobs: list[TokenScore]
     input_top_logprobs: list[list[TokenScore] | None]
     weight_version: Any = None
+    prompt_tokens: Any = None
 
 
 class Generated(Answer, kw_only=True):
@@ -252,7 +260,7 @@ def _require_positions(listed: Sequence[object], wanted: int) -> None:
 
 
 FORMS = (
-    Form("prompt_logprobs", COMPLETIONS, _ask_prompt_logprobs, Completions, _prompt_logprobs),
+    Form("prompt_logprobs", COMPLETIONS, _ask_prompt_logprobs, Completions, _prompt_logprobs, every=-1),
     Form("generate", GENERATE, _ask_generate, Generated, _generated, fix=SGLANG_FIX, no_states=SGLANG_STATES),
     Form("echo", COMPLETIONS, _ask_echo, Completions, _echoed, note=ECHOES),
 )

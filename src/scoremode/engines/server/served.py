@@ -189,10 +189,10 @@ def ask(link: Link, form: Form, model: str, ids: Sequence[int], most: int = 0, *
     return form.read(link, reply.value, ids, most)
 
 
-def score(link: Link, form: Form, model: str, ids: Sequence[int]) -> PromptScores:
+def score(link: Link, form: Form, model: str, ids: Sequence[int], most: int = 0) -> PromptScores:
     """Requests the scores of one prompt. Raises EngineError if the server refuses, or its answer does not fit."""
     try:
-        return ask(link, form, model, ids, largest=SMALL + BYTES_PER_TOKEN * len(ids))
+        return ask(link, form, model, ids, most, largest=SMALL + BYTES_PER_TOKEN * len(ids) * (1 + most))
     except RefusedError as refused:
         said = str(refused)
         raise EngineError(f"the server refuses a prompt of {len(ids)} tokens ({said})", fix=_fix(said)) from None
