@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 from markupsafe import Markup
@@ -24,7 +25,9 @@ def render_mismatch(found: Mismatch) -> str:
     s = found.statistics()
     title, *blocks = mismatch_blocks(s, found.by_position(), found.by_slice())
     assert isinstance(title, Note), "the name of the result"
-    return fill_page("mismatch.html", title=title.text, tokens=s["tokens"], blocks=blocks)
+    texts = [hashlib.sha256(column.tobytes()).hexdigest() for column in (found.prompt, found.sample, found.rollout)]
+    about = [["mismatch", *found.names, *texts]]
+    return fill_page("mismatch.html", about=about, title=title.text, tokens=s["tokens"], blocks=blocks)
 
 
 REFUSAL = ("a mismatch has a page of its own", "write several reports")
