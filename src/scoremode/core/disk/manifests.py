@@ -21,6 +21,7 @@ from scoremode.core.strict_json import is_usable, read_object
 from scoremode.errors import RunError, harmless, readable
 
 SEAL = "seal"
+MANY_FIELDS = 8  # that nobody else's file has
 LAST_LINE = re.compile(rb"scoremode: about ([0-9a-f ]*), seal ([0-9a-f]{64})(?: -->)?\n\Z")  # of sealed texts
 HIDDEN = "(not kept)"
 SECRET_NAME = re.compile(r"(token|key|secret|password|passwd|passphrase|credentials?)$", re.IGNORECASE)
@@ -54,12 +55,11 @@ def is_manifest(path: Path, form: type[msgspec.Struct]) -> bool:
 
 
 def has_form(found: Any, form: type[msgspec.Struct]) -> bool:
-    """Is this an object with an identity, a seal and all fields of the form?"""
-    if not isinstance(found, dict):
+    """Is this an object with an identity and all fields of the form, either many of them or with a valid seal?"""
+    if not isinstance(found, dict) or not isinstance(found.get("identity"), dict):
         return False
     needed = {field.encode_name for field in msgspec.structs.fields(form) if field.required}
-    is_marked = SEAL in found or type(found.get("format")) is int  # the first ones had no seal
-    return is_marked and isinstance(found.get("identity"), dict) and found.keys() >= needed
+    return found.keys() >= needed and (len(needed) >= MANY_FIELDS or is_sealed(found))
 
 
 def _digest(manifest: Mapping[str, Any], separators: tuple[str, str] = (",", ":")) -> str:

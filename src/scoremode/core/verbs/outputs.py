@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Any, Literal, NamedTuple
 
 from scoremode.core.arguments import SERVERS
@@ -272,8 +273,11 @@ def _check_folder(folder: Path, text: str, fix: str, *, made_later: bool) -> Non
         folder = folder.parent
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder}", fix="make it first, or " + fix)
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise InputError(f"the folder {folder} may not be written", fix=fix)
+    try:
+        with TemporaryFile(dir=folder):  # os.access does not know of every reason
+            pass
+    except OSError:
+        raise InputError(f"the folder {folder} may not be written", fix=fix) from None
 
 
 def _is_ours(folder: Path) -> bool:

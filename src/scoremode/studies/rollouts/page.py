@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 from markupsafe import Markup
@@ -25,8 +24,7 @@ def render_mismatch(found: Mismatch) -> str:
     s = found.statistics()
     title, *blocks = mismatch_blocks(s, found.by_position(), found.by_slice())
     assert isinstance(title, Note), "the name of the result"
-    texts = [hashlib.sha256(column.tobytes()).hexdigest() for column in (found.prompt, found.sample, found.rollout)]
-    about = [["mismatch", *found.names, *texts]]
+    about = [["mismatch", *found.names, found.texts_sha256]]
     return fill_page("mismatch.html", about=about, title=title.text, tokens=s["tokens"], blocks=blocks)
 
 
