@@ -218,9 +218,8 @@ def test_a_result_of_another_question_is_never_replaced(flag: str, inputs: dict[
 @pytest.mark.parametrize("flag", [flag for flag in COMMANDS if flag != "card --write"])
 def test_a_folder_that_cannot_be_written_is_one_line(flag: str, inputs: dict[str, Path], tmp_path: Path) -> None:
     tmp_path.chmod(0o555)
-    done = run_within(
-        100, words_of(flag, tmp_path if os.geteuid() else Path("/sys"), inputs)
-    )  # root's only such folder
+    read_only = tmp_path if os.geteuid() else Path("/sys")  # root's only such folder
+    done = run_within(100, words_of(flag, read_only, inputs))
     assert (done.code, done.out) == (2, ""), done
     assert len(done.err.splitlines()) == 1, done.err
 

@@ -101,7 +101,7 @@ def own_files(folder: Path, what: str, marks: Mapping[str, Mark]) -> set[str]:
 
 def remove_files(folder: Path, names: Iterable[str], *, empty: bool = False) -> None:
     """Removes these files, and those that a killed process did not finish; with ``empty`` the folder too, if it is."""
-    unfinished = [path.name for path in folder.glob(".scoremode-*") if TEMPORARY.fullmatch(path.name)]
+    unfinished = [path.name for path in folder.glob(".*") if TEMPORARY.fullmatch(path.name) and path.is_file()]
     for path in (folder / name for name in (*names, *unfinished)):
         path.unlink(missing_ok=True)
     if empty:

@@ -175,12 +175,7 @@ def require_standing(output: Output, kind: FileKind, data: bytes | About | None)
 
 
 def write_files(
-    texts: Mapping[Any, str],
-    flag: str,
-    kind: FileKind,
-    *,
-    in_run: bool = False,
-    fresh: bool = False,
+    texts: Mapping[Any, str], flag: str, kind: FileKind, *, in_run: bool = False, fresh: bool = False
 ) -> list[Output]:
     """Writes several files with names of ours (Path or RemotePath), or none if one must stay that is not ours.
 
