@@ -19,7 +19,7 @@ import numpy as np
 from msgspec import Meta
 
 from scoremode.core.disk.files import open_regular
-from scoremode.core.disk.folders import HEAD, JOURNAL, REFERENCE, ROWS, is_reference_file, shard_name
+from scoremode.core.disk.folders import HEAD, REFERENCE, ROWS, is_reference_file, shard_name
 from scoremode.core.disk.manifests import Sha256, Text, is_manifest, read_sealed
 from scoremode.core.disk.records import identity_in, is_record_file
 from scoremode.core.strict_json import parse, read_object
@@ -209,6 +209,6 @@ def is_part(path: Path) -> bool:
 
 def discard(folder: Path) -> None:
     """Removes a reference's own files, finished or not. The caller holds the lock, and its journal is in the folder."""
-    for path in folder.iterdir() if is_reference(folder) or (folder / JOURNAL).exists() else ():
+    for path in folder.iterdir():
         if is_reference_file(path.name) and (not path.stat().st_size or is_part(path)):
             path.unlink(missing_ok=True)

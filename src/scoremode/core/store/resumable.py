@@ -112,9 +112,7 @@ class Resumable(Generic[Finished]):
                 if begun != self.identity or (self.keeps_journal and has_records(path)):
                     raise
                 return None  # a process with --fresh was killed before it removed the old result
-        if begun != self.identity and has_records(path):
-            if begun is None:
-                raise RunError(f"{path} is damaged: its first line cannot be read", fix=self.again)
+        if begun is not None and begun != self.identity and has_records(path):
             self._require_same(begun)
         if self.journal not in present and (lonely := self._data().keys() & present):
             raise RunError(f"{self.folder} contains {min(lonely)} without its manifest", fix=self.again)
