@@ -128,14 +128,25 @@ class UntrustedError(EngineError):
 
 
 class CandidatesError(ScoremodeError):
-    """Some candidates of a comparison failed. The others were finished: their results are in ``found``, by name."""
+    """Some candidates of a comparison failed. The others were finished: their results are in ``found``, by name.
 
-    def __init__(self, found: Mapping[str, Any], failed: Mapping[str, ScoremodeError]) -> None:
-        self.found, self.failed = dict(found), dict(failed)
+    ``unwritten`` is set if files that a comparison leaves could not be written.
+    """
+
+    def __init__(
+        self,
+        found: Mapping[str, Any],
+        failed: Mapping[str, ScoremodeError],
+        unwritten: ScoremodeError | None = None,
+    ) -> None:
+        self.found, self.failed, self.unwritten = dict(found), dict(failed), unwritten
+        if unwritten is not None and not failed:
+            super().__init__(f"the comparison is finished, but {unwritten.message}", fix=unwritten.fix)
+            return
         reasons = " | ".join(f"{name}: {error}" for name, error in self.failed.items())
         super().__init__(
             f"{len(self.failed)} of {len(self.found) + len(self.failed)} candidates could not be scored: {reasons}",
-            fix="the scores of the others are kept, and the same command scores only what is missing",
+            fix="run the same command again" + (": it scores only what is missing" if self.found else ""),
         )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import scoremode as sm
-from scoremode.core.verbs.outputs import MARK_WITHIN, REPORT_MARK
+from scoremode.core.disk.manifests import about_sealed_text
 from scoremode.reports.html.page import render
 from tests.command_line import Command, Refused
 
@@ -23,9 +23,10 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in folder.iterdir()}
 
 
-def test_a_page_says_at_its_beginning_who_wrote_it(run: Path) -> None:
+def test_a_page_says_at_its_end_what_it_is_about_and_has_a_seal(run: Path) -> None:
     page = render([], runs=[sm.load(run)]).encode()
-    assert REPORT_MARK in page[:MARK_WITHIN]
+    assert len(about_sealed_text(page) or ()) == 1
+    assert about_sealed_text(page.replace(b"<h1>", b"<h1>Ours: ")) is None
 
 
 def test_a_page_is_written_and_written_again(command: Command, run: Path, tmp_path: Path) -> None:
@@ -33,7 +34,7 @@ def test_a_page_is_written_and_written_again(command: Command, run: Path, tmp_pa
     for _ in range(2):
         outcome = command("report", run, "-o", page)
         assert (outcome.code, outcome.out) == (0, f"written to {page}\n")
-    assert REPORT_MARK in page.read_bytes()
+    assert about_sealed_text(page.read_bytes())
 
 
 @pytest.mark.parametrize("flags", [[], ["--json"]])
@@ -45,7 +46,7 @@ def test_a_link_is_written_through_and_that_is_said(
     line = f"written to {tmp_path / 'link.html'} (a link to {tmp_path / 'target.html'})\n"
     assert (outcome.code, outcome.err if flags else outcome.out) == (0, line)
     assert (tmp_path / "link.html").is_symlink()
-    assert REPORT_MARK in (tmp_path / "target.html").read_bytes()
+    assert about_sealed_text((tmp_path / "target.html").read_bytes())
 
 
 @pytest.mark.parametrize("name", ["", "notes.txt", "no/report.html", "run/manifest.json", "."])
@@ -65,4 +66,4 @@ def test_the_report_of_a_comparison_may_lie_beside_its_runs(command: Command, tm
     arguments = ["compare", "table:uniform", "table:successor", "--text", "abc", "--out", tmp_path / "runs" / "kept"]
     for _ in range(2):
         assert command(*arguments, "--report", tmp_path / name).code == 0
-    assert REPORT_MARK in (tmp_path / name).read_bytes()
+    assert about_sealed_text((tmp_path / name).read_bytes())

@@ -94,6 +94,7 @@ class CompareVerb(Verb):
             require_margin(parsed.no_worse_than)
         output = checked_report(parsed)
         failed: dict[str, ScoremodeError] = {}
+        unwritten: ScoremodeError | None = None
         asked = [(part, given) for part in offered_parts() if (given := part.asked(parsed))]
         with progress_bar("scoring") as progress:
             try:
@@ -112,8 +113,10 @@ class CompareVerb(Verb):
                     **{output.name: getattr(parsed, output.name) for output in extensions.offered("comparison-output")},
                 )
             except CandidatesError as error:
-                found, failed = list(error.found.values()), error.failed
+                found, failed, unwritten = list(error.found.values()), error.failed, error.unwritten
         if not found:
+            if parsed.json:
+                print_json({"baseline": parsed.baseline, "candidates": [], **_reasons(failed)})
             return _tell_failed(failed)
         tested = [] if parsed.no_worse_than is None else [c.no_worse_than(parsed.no_worse_than) for c in found]
         beside = [part.make(found, **given) for part, given in asked]
@@ -126,7 +129,9 @@ class CompareVerb(Verb):
         worse = [f"{one.name}: {one.sentence}" for one in tested if not one.no_worse]
         kind = str(found[0].baseline.manifest.get("stderr_groups", "groups"))
         code = verdict([*(gate.check(rule, c.statistics(), kind) for rule in rules for c in found), *worse])
-        return _tell_failed(failed) if failed else code
+        if unwritten is not None:
+            logger.error(str(unwritten))
+        return _tell_failed(failed, others=True) if failed else CANDIDATES_FAILED if unwritten else code
 
 
 def _show_comparison(
@@ -163,8 +168,7 @@ def _show_table(
     from scoremode.reports.numbers import read_columns
 
     def facts() -> dict[str, Any]:
-        reasons = {"failed": [{"name": name, "reason": str(error)} for name, error in failed.items()]}
-        told = {**comparison_json(found), **(reasons if failed else {})}
+        told = {**comparison_json(found), **(_reasons(failed) if failed else {})}
         for part in parts:
             for row, own in zip(told["candidates"], part.facts(), strict=True):
                 row.update({part.field: own} if own else {})
@@ -177,11 +181,15 @@ def _show_table(
     show(parsed, facts, blocks)
 
 
-def _tell_failed(failed: Mapping[str, ScoremodeError]) -> int:
-    """Prints which candidates failed and why, and returns the exit code."""
+def _reasons(failed: Mapping[str, ScoremodeError]) -> dict[str, Any]:
+    return {"failed": [{"name": name, "reason": str(error)} for name, error in failed.items()]}
+
+
+def _tell_failed(failed: Mapping[str, ScoremodeError], *, others: bool = False) -> int:
+    """Prints which candidates failed and why, and returns the exit code. ``others``: were some of them scored?"""
     for name, error in failed.items():
         logger.error("%s failed: %s", name, error)
-    again = "the others are kept: the same command scores only these"
+    again = "the others are kept: the same command scores only these" if others else "run the same command again"
     logger.error("%d %s not scored; %s", len(failed), "candidate was" if len(failed) == 1 else "candidates were", again)
     return CANDIDATES_FAILED
 
@@ -228,7 +236,9 @@ class ReportVerb(Verb):
             from scoremode.reports.html.page import render
 
             alone = [] if found else [load(first)]
-            output.write(render(found, runs=alone, more=more).encode())
+            html = render(found, runs=alone, more=more)
+            output = check_report(page, page=html)
+            output.write(html.encode())
             if parsed.json:
                 print_json({"report": page, "runs": 1 + len(others)})
             output.announce(f"written to {output}", quiet=parsed.json)

@@ -11,14 +11,14 @@ from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.store.runs import is_run
 from scoremode.core.typed import typed
 from scoremode.core.verbs.baselines import of_runs
-from scoremode.core.verbs.outputs import Output, check_output, write_files
+from scoremode.core.verbs.outputs import ANY, EVALUATION, Output, check_output, write_files
 from scoremode.errors import InputError, OptionError, did_you_mean
 from scoremode.reports.model_card import readme_parts
-from scoremode.reports.publish import evaluation_files, record_files
+from scoremode.reports.publish import RECORD_FILE, evaluation_files, record_files
 
 MARKERS = ("<!-- scoremode begin -->", "<!-- scoremode end -->")
 YAML_MARKERS = ("# scoremode begin", "# scoremode end")
-MARKS = {"json": '"scoremode": "', "eval-results": "; scoremode "}  # files that may be replaced have these words
+KINDS = {"json": RECORD_FILE, "eval-results": EVALUATION}
 
 
 @typed
@@ -54,22 +54,20 @@ def published(
     where: tuple[str | None, str | None, str | None],
 ) -> tuple[str | dict[str, str], list[str]]:
     """The text or the records of a card, and lines that say what was written. Arguments are as those of ``card``."""
-    known = [*readme_parts(), *MARKS]
+    known = [*readme_parts(), *KINDS]
     if dialect not in known:
         raise OptionError(f"there is no dialect '{dialect}'", fix=did_you_mean(dialect, known))
-    if write is not None and dialect in MARKS:
+    if write is not None and dialect in KINDS:
         raise OptionError(f"--write does not fit --dialect {dialect}", fix="give --out DIR")
-    if out is not None and dialect not in MARKS:
+    if out is not None and dialect not in KINDS:
         raise OptionError(f"--out does not fit --dialect {dialect}", fix="give --write README.md")
     markers = YAML_MARKERS if dialect == "model-index" else MARKERS
     output = None if write is None else check_readme(str(write), markers)  # before columns are read
     compared = _compared(found)
-    if dialect in MARKS:
+    if dialect in KINDS:
         files = record_files(compared) if dialect == "json" else evaluation_files(compared, *where)
         texts = {Path(out, name): text for name, text in files.items()} if out is not None else {}
-        return files, [
-            f"written to {one}" for one in write_files(texts, "--out", "a card of scoremode", MARKS[dialect])
-        ]
+        return files, [f"written to {output}" for output in write_files(texts, "--out", KINDS[dialect])]
     text = readme_parts()[dialect](compared)
     if output is None:
         return text, []
@@ -100,7 +98,7 @@ def run_folders(folders: list[str]) -> list[str]:
 
 def check_readme(name: str, markers: tuple[str, str]) -> Output:
     """Checks the file of ``--write`` before any column is read; InputError says what to add to it."""
-    output = check_output(name, "--write", is_ours=lambda output: True)  # only what is between its markers is replaced
+    output = check_output(name, "--write", ANY)  # only what is between its markers is replaced
     if output.place is not None:
         raise InputError(f"{name} is not a file on this machine", fix="give --write a README.md")
     _parts(output, markers)

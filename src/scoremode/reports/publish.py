@@ -1,18 +1,23 @@
 """Comparisons as one file per candidate: records, and the hub's evaluation results (.eval_results/NAME.yaml).
 
-A record is everything in JSON, unrounded and rounded, with a seal.
+A record is everything in JSON, unrounded and rounded. Both have a seal, and say what they are about: see
+core/verbs/outputs.py.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import IO, Any
 
-from scoremode.core.disk.manifests import sealed
+from scoremode.core.disk.manifests import digest_of, is_sealed, sealed, sealed_text
 from scoremode.core.statistics.comparison import BY_NAME, Comparison
+from scoremode.core.store.run import Run
+from scoremode.core.strict_json import LARGEST, parse
+from scoremode.core.verbs.outputs import About, FileKind
 from scoremode.errors import InputError, RunError, harmless, readable
 from scoremode.reports.model_card import fill_card, public_commands
 from scoremode.reports.numbers import statistics_for_people
@@ -27,16 +32,36 @@ EVAL_METRICS = ("ppl_candidate", "ppl_ratio", "kl_mean", "same_top")
 RECORD = 1  # the version of the schema of records
 NOT_COMPARED = {"against", "device", "dtype", "instance", "keeps", "threads"}
 """Settings of a run's identity that records do not repeat, or that two machines may differ in, as in versions."""
+SAME_IN = (
+    *("name", "model_sha256", "engine", "dtype", "kv_cache", "settings"),
+    *("baseline", "baseline_sha256", "baseline_served", "baseline_dtype", "baseline_settings"),
+    *("corpus_sha256", "method", "method_settings", "plan_digest", "vocabulary"),
+)
+"""Fields that are equal in all records of one candidate and one question."""
+
+
+def about_record(record: Mapping[str, Any]) -> str:
+    """A digest of the candidate and the question."""
+    return digest_of({name: record.get(name) for name in SAME_IN})
+
+
+def _about(file: IO[bytes]) -> About | None:
+    try:
+        record = parse(file.read(LARGEST + 1))
+    except ValueError:
+        return None
+    is_ours = isinstance(record, dict) and record.get("record") == RECORD and is_sealed(record)
+    return frozenset({about_record(record)}) if is_ours and record.keys() >= set(SAME_IN) else None
+
+
+RECORD_FILE = FileKind("a record of scoremode", _about)
 
 
 def record_files(comparisons: Sequence[Comparison]) -> dict[str, str]:
     """The text of each candidate's record, by the name of its file."""
     records = comparison_records(comparisons)
-    return _files(
-        "{}.json",
-        comparisons,
-        [json.dumps(one, indent=1, ensure_ascii=False, allow_nan=False) + "\n" for one in records],
-    )
+    texts = [json.dumps(one, indent=1, ensure_ascii=False, allow_nan=False) + "\n" for one in records]
+    return _files("{}.json", comparisons, texts, list(map(about_record, records)))
 
 
 def evaluation_files(
@@ -51,7 +76,10 @@ def evaluation_files(
         )
     if name not in EVAL_METRICS:
         raise InputError(f"'{harmless(name)}' cannot be published", fix=f"use one of {', '.join(EVAL_METRICS)}")
-    return _files(".eval_results/{}.yaml", comparisons, [_evaluation(c, benchmark, task_id, name) for c in comparisons])
+    about = [digest_of([about_record(one), benchmark, task_id, name]) for one in comparison_records(comparisons)]
+    texts = [_evaluation(c, benchmark, task_id, name) for c in comparisons]
+    sealed_texts = [sealed_text(text, [its], ("# ", "")) for text, its in zip(texts, about, strict=True)]
+    return _files(".eval_results/{}.yaml", comparisons, sealed_texts, about)
 
 
 def _evaluation(c: Comparison, benchmark: str, task_id: str, metric: str) -> str:
@@ -67,11 +95,17 @@ def _evaluation(c: Comparison, benchmark: str, task_id: str, metric: str) -> str
     return fill_card("eval_results.yaml", **known, date=date if re.fullmatch(r"\d{4}-\d\d-\d\d", date) else "")
 
 
-def _files(form: str, comparisons: Sequence[Comparison], texts: Sequence[str]) -> dict[str, str]:
-    names = [re.sub(r"[^\w.-]+", "_", public_name(c.name)).lstrip(".")[:200] or "candidate" for c in comparisons]
-    if len(set(names)) < len(names):
-        raise RunError("two candidates would be written to one file", fix="publish them one by one")
-    return {form.format(name): text for name, text in zip(names, texts, strict=True)}
+def _files(form: str, comparisons: Sequence[Comparison], texts: Sequence[str], about: Sequence[str]) -> dict[str, str]:
+    stems = file_stems(c.name for c in comparisons)
+    count = Counter(stems)
+    stems = [stem if count[stem] == 1 else f"{stem}-{its[:8]}" for stem, its in zip(stems, about, strict=True)]
+    return {form.format(stem): text for stem, text in zip(stems, texts, strict=True)}
+
+
+def file_stems(names: Iterable[str]) -> list[str]:
+    """The names of candidates' files, without an ending; two may be equal."""
+    plain = [re.sub(r"[^\w.-]+", "_", public_name(name)).lstrip(".") for name in names]
+    return [name.encode()[:200].decode(errors="ignore") or "candidate" for name in plain]
 
 
 def comparison_records(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
@@ -128,6 +162,12 @@ def _computed(m: Mapping[str, Any]) -> dict[str, Any]:
     }
     known = {name: m.get(name) or None for name in ("dtype", "device")}
     return {**known, "settings": settings, "versions": versions}
+
+
+def about_run(run: Run) -> list[object]:
+    """What a run is about: its model, its question, and the settings that may change a score."""
+    m = run.manifest
+    return [m.get("model_fingerprint") or m.get("model"), run.plan_digest, m.get("engine"), _computed(m)["settings"]]
 
 
 def _without_folder(manifest: Mapping[str, Any]) -> str:

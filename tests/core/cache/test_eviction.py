@@ -207,6 +207,17 @@ def foreign_things(root: Path, a_run: Callable[..., Path]) -> dict[str, Path]:
     (root / "references").symlink_to(outside)
     (root / "models" / "my-model").mkdir(parents=True)
     (root / "models" / "my-model" / "config.json").write_text("{}")
+    own = {"my-checkpoint": '{"scoremode": 1}', "with-notes": '{"source": "", "sha256": "", "conversion": 1}'}
+    for name, mark in own.items():
+        (root / "models" / name).mkdir()
+        (root / "models" / name / "scoremode.json").write_text(mark)
+        (root / "models" / name / "model.safetensors").write_text("mine")
+    (root / "models" / "with-notes" / "notes.txt").write_text("mine")
+    for name in ("files/" + "c" * 20, "files/.removed-a-" + "d" * 16, "runs/.removed-b-" + "d" * 16):
+        (root / name).mkdir(parents=True)
+        (root / name / "thesis.txt").write_text("mine")
+        (root / name / "notes.txt").write_text("mine")
+    (beside / ".scoremode-mine.tmp").write_text("mine")
     (root / "photos").mkdir()
     (root / "photos" / "cat.jpg").write_text("cat")
     (root / os.fsdecode(b"not-utf8-\xff")).write_text("x")
@@ -239,8 +250,7 @@ def test_a_model_that_this_process_uses_stays(root: Path) -> None:
     model = root / "models" / "smollm2-135m-1"
     model.mkdir(parents=True)
     (model / "scoremode.json").write_text(json.dumps({"source": "a.gguf", "sha256": "0", "conversion": 1}))
-    (model / "inner").mkdir()
-    (model / "inner" / "weights").write_bytes(b"x" * 500)
+    (model / "model.safetensors").write_bytes(b"x" * 500)
     hold_entry(model)
     [entry] = cache("prune", older_than=0.0)["skipped"]
     assert (entry["reason"], entry["contents"], entry["size"] > 500) == (IN_USE, "a.gguf", True)
@@ -386,7 +396,7 @@ def test_models_and_named_runs_are_neither_counted_nor_removed(
 ) -> None:
     model = root / "models" / "smollm2-135m-1"
     model.mkdir(parents=True)
-    (model / "weights").write_bytes(b"x" * 100_000)
+    (model / "model.safetensors").write_bytes(b"x" * 100_000)
     (model / "scoremode.json").write_text(json.dumps({"source": "a.gguf", "sha256": "0", "conversion": 1}))
     old = a_run(30)
     monkeypatch.setenv("SCOREMODE_CACHE_LIMIT", "50kB")

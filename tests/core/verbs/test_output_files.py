@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import scoremode as sm
-from scoremode.core.verbs.outputs import REPORT_MARK, check_output, check_report
+from scoremode.core.disk.manifests import sealed_text
+from scoremode.core.verbs.outputs import FileKind, check_output, check_report
 from scoremode.errors import InputError, RunError
 
 DATA = b"results\n"
@@ -57,7 +58,9 @@ def test_a_link_stays_and_its_target_is_written(tmp_path: Path, dangling: bool) 
     if not dangling:
         target.write_bytes(b"old")
         target.chmod(0o600)
-    output = check_output(tmp_path / "link", "-o", is_ours=lambda output: output.beginning(3) == b"old")
+    output = check_output(
+        tmp_path / "link", "-o", FileKind("old", lambda file: frozenset() if file.read() == b"old" else None)
+    )
     output.write(DATA)
     assert (tmp_path / "link").is_symlink()
     assert target.read_bytes() == DATA
@@ -157,21 +160,28 @@ def test_files_of_the_same_name_do_not_make_a_folder_ours(tmp_path: Path, files:
     assert (tmp_path / "report.html").read_bytes() == DATA
 
 
+PAGE = sealed_text("<!doctype html>\n", ["ab" * 8], ("<!-- ", " -->"))
+
+
 # ── reports ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_an_older_report_and_an_empty_file_may_be_replaced(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
-    for before in (b"", b'<!doctype html>\n<meta charset="utf-8">\n' + REPORT_MARK + b' 0.1.0">'):
-        path.write_bytes(before)
-        check_report(path).write(DATA)
+    for before in ("", PAGE):
+        path.write_text(before)
+        check_report(path, page=PAGE + "").write(DATA)
         assert path.read_bytes() == DATA
 
 
+MARKED = b'<!doctype html><meta name="generator" content="scoremode 0.1.0">\n<!-- scoremode: about 00, seal 00 -->\n'
+
+
 @pytest.mark.parametrize(
-    "before", [b"my notes", b"<!doctype html><html>another page</html>", b" " * 5000 + REPORT_MARK]
+    "before",
+    [b"my notes", b"<!doctype html><html>another page</html>", MARKED, PAGE.encode() + b"\n", b" " + PAGE.encode()],
 )
 def test_any_other_file_is_refused(tmp_path: Path, before: bytes) -> None:
     (tmp_path / "notes").write_bytes(before)
     with pytest.raises(InputError, match="exists and is not a report of scoremode") as caught:
         check_report(tmp_path / "notes")
-    assert caught.value.fix == "give another -o"
+    assert caught.value.fix == "give another -o, or remove the file"
     assert (tmp_path / "notes").read_bytes() == before

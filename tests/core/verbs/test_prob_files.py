@@ -221,9 +221,11 @@ def test_fresh_scores_again_and_replaces_other_results(out: Path, whole: bytes) 
 def test_a_changed_file_is_refused_and_kept_results_that_changed_too(out: Path, whole: bytes) -> None:
     score(out)
     out.write_bytes(whole[:-1])
-    with pytest.raises(RunError, match="has other results"):
-        score(out)
+    for fresh in (False, True):
+        with pytest.raises(InputError, match="or was changed"):
+            score(out, fresh=fresh)
     assert out.read_bytes() == whole[:-1]
+    out.unlink()
     (kept_in() / RESULTS).write_bytes(whole[:-1])
     with pytest.raises(RunError, match="was changed after scoremode wrote it"):
         score(out)
@@ -233,7 +235,7 @@ def test_a_changed_file_is_refused_and_kept_results_that_changed_too(out: Path, 
 @pytest.mark.parametrize("content", ["mine", '{"prompt": "a", "target": "b"}\n'])
 def test_a_file_of_somebody_else_is_never_overwritten(out: Path, content: str, fresh: bool) -> None:
     out.write_text(content)
-    with pytest.raises(InputError, match="exists and is not a file of scoremode prob; give another --out"):
+    with pytest.raises(InputError, match="is not a file of scoremode prob, or was changed; give another --out"):
         score(out, fresh=fresh)
     assert out.read_text() == content
 

@@ -33,7 +33,7 @@ def test_table_marks_the_layer_that_is_out_of_line_and_the_page_is_escaped(broke
     assert ("layer 1 ◀" in text) == (broken != 0.012)
     assert ("layer 1 is out of line: its own error is 0.5" in text) == (broken == 0.5)
     assert "before the final norm: 100 tokens of 4 windows, errors over documents" in text
-    page = render_blocks("a <b>title</b>", "words", blocks)
+    page = render_blocks("a <b>title</b>", "words", blocks, "about")
     assert "<b>" not in page
     assert "&lt;b&gt;served&lt;/b&gt;" in page
     assert "A note" in page

@@ -195,11 +195,19 @@ def test_only_an_older_kld_file_is_replaced(tmp_path: Path) -> None:
     asked: dict[str, Any] = {"text": TEXT, "context_length": CONTEXT}
     path, link = tmp_path / "there.kld", tmp_path / "link.kld"
     path.write_bytes(MAGIC + b"a file that llama-perplexity did not finish")
+    with pytest.raises(InputError, match=r"is not a \.kld file"):
+        sm.reference("table:uniform", kld=path, fresh=True, **asked)
+    path.unlink()
+    sm.reference("table:uniform", kld=path, **asked)
     with pytest.raises(InputError, match=r"exists; .* --fresh"):
         sm.reference("table:uniform", kld=path, **asked)
     link.symlink_to(path)
+    before = path.stat().st_ino
+    with pytest.raises(InputError, match="about another model or question"):
+        sm.reference("table:uniform", kld=link, fresh=True, text=TEXT[::-1], context_length=CONTEXT)
+    assert path.stat().st_ino == before
     sm.reference("table:uniform", kld=link, fresh=True, **asked)
-    assert KldFile(path).layout.vocabulary == 256
+    assert path.stat().st_ino != before
     assert link.is_symlink()
 
 
@@ -211,7 +219,7 @@ def test_killed_after_its_file_is_complete_the_same_command_ends_well(
     def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    for place in ("scoremode.studies.kld.writing.shutil.rmtree", "scoremode.core.verbs.scoring.UnfinishedRun.save"):
+    for place in ("scoremode.studies.kld.writing.remove_files", "scoremode.core.verbs.scoring.UnfinishedRun.save"):
         with monkeypatch.context() as patched:
             patched.setattr(place, killed)
             with pytest.raises(KeyboardInterrupt):

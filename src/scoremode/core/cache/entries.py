@@ -8,8 +8,8 @@ files/DIGEST                     copies of files behind URIs
 texts/DIGEST                     tokens of long texts, which earlier versions kept
 KIND/.removed-NAME-TOKEN         an entry whose removal was interrupted
 
-An entry is ours if scoremode uses its name and the names of all its files. Anything else is foreign: it is not listed,
-measured, opened, followed or removed.
+An entry is ours if scoremode uses its name and the names of all its files, and of a model or a copy also its mark is as
+we write it. Anything else is foreign: it is not listed, measured, followed or removed.
 
 A process that writes an entry holds the lock file in it; a process that reads it may share a lock on its mark. To be
 removed, an entry is locked, inspected again and renamed; then its files are deleted. ``mark_used`` and ``hold_entry``
@@ -33,6 +33,7 @@ from scoremode.core.cache.units import counts_in_words, parse_size, size_words
 from scoremode.core.disk import folders
 from scoremode.core.disk.folders import JOURNAL, LOCK, MANIFEST, MODEL_MARK, cache_folder
 from scoremode.core.disk.locks import Lock, open_locked, share_until_exit
+from scoremode.core.strict_json import read_object
 from scoremode.errors import OptionError, RunError, print_line
 
 MARKS = {
@@ -49,7 +50,13 @@ KINDS = tuple(MARKS)
 LIMITED = tuple(kind for kind in KINDS if kind != "models")  # what the limit applies to
 JOURNALS = {JOURNAL, folders.PARTIAL_ATTRIBUTION}
 OUR_FILES = {*MARKS.values(), *JOURNALS, LOCK, folders.SCORES, folders.RESULTS, folders.PLACE}
-OUR_PATTERN = re.compile(r"\.scoremode-.*\.tmp|[a-z_]+\.(bin|wide)", re.DOTALL)  # being written; columns of tokens
+OUR_PATTERN = re.compile(r"\.scoremode-([0-9a-f]{16}|part)\.tmp|[a-z_]+\.(bin|wide)")  # unfinished; columns of tokens
+OF_MODELS = re.compile(
+    r"((generation_|tokenizer_)?config|tokenizer|special_tokens_map|added_tokens|vocab)\.json|merges\.txt|"
+    r"chat_template\.jinja|model\.safetensors"
+)
+FIELDS = {"models": {"source", "sha256", "conversion"}, "files": {"place", "version", "size", "sha256"}}
+"""Of marks of entries whose other files do not all have names of ours."""
 DIGEST = re.compile(r"[0-9a-f]{20}")
 LEFTOVER = re.compile(r"\.removed-[\w.-]+-[0-9a-f]{16}")
 
@@ -88,7 +95,7 @@ def inspect_entry(kind: str, path: Path) -> Entry | None:
         files = _files(path) if stat.S_ISDIR(info.st_mode) else None
     except OSError:
         return None
-    if files is None or not (LEFTOVER.fullmatch(path.name) or _is_ours(kind, path, files)):
+    if files is None or not _is_ours(kind, path, files):
         return None
     # not the folder's own time, which a lock file changes
     telling = files.keys() & {MARKS[kind], *JOURNALS} or files.keys() - {LOCK}
@@ -97,16 +104,27 @@ def inspect_entry(kind: str, path: Path) -> Entry | None:
 
 
 def _is_ours(kind: str, path: Path, files: dict[str, os.stat_result]) -> bool:
-    if kind == "models":
-        return MODEL_MARK in files
-    return DIGEST.fullmatch(path.name) is not None and all(
-        stat.S_ISREG(found.st_mode) and _is_our_file(kind, name) for name, found in files.items()
-    )
+    others = [name for name in files if not _is_our_file(kind, name)]
+    may_have = 1 if kind == "files" else 0  # a copy has the name of its original
+    if len(others) > may_have or not all(stat.S_ISREG(found.st_mode) for found in files.values()):
+        return False
+    if LEFTOVER.fullmatch(path.name):
+        return True
+    is_named = kind == "models" or DIGEST.fullmatch(path.name) is not None
+    needs_mark = kind == "models" or bool(others)
+    return is_named and (not needs_mark or _has_mark(kind, path))
 
 
 def _is_our_file(kind: str, name: str) -> bool:
     known = name in OUR_FILES or folders.is_reference_file(name) or OUR_PATTERN.fullmatch(name) is not None
-    return known or (kind == "files" and os.sep not in name)  # a copy has the name of its original
+    return known or (kind == "models" and OF_MODELS.fullmatch(name) is not None)
+
+
+def _has_mark(kind: str, path: Path) -> bool:
+    """Is the file that is written last there, with the fields that we write?"""
+    with suppress(OSError, ValueError):
+        return read_object(path / MARKS[kind]).keys() == FIELDS[kind]
+    return False
 
 
 def _files(folder: Path) -> dict[str, os.stat_result]:

@@ -16,7 +16,7 @@ from typing import IO
 
 import msgspec
 
-from scoremode.core.disk.folders import HASHES, TEMPORARY, cache_folder, give_another
+from scoremode.core.disk.folders import HASHES, cache_folder, give_another
 from scoremode.core.reading import open_regular, read_file
 from scoremode.errors import RunError
 
@@ -39,7 +39,7 @@ def written_atomically(path: Path) -> Iterator[IO[bytes]]:
 
     A new file gets its mode from the umask; a file that is replaced keeps its mode.
     """
-    temporary = path.with_name(TEMPORARY.replace("*", secrets.token_hex(8)))  # short, even if the name is long
+    temporary = path.with_name(f".scoremode-{secrets.token_hex(8)}.tmp")  # short, even if the name is long
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     handle = os.open(temporary, flags, 0o666)  # mkstemp is not used, because its mode 0600 ignores the umask
     try:

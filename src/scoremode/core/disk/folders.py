@@ -1,7 +1,7 @@
 """Where the cache folder is, and the names of the files in the folders of runs, references and cache entries.
 
 The names stand here together, because ``own_files`` checks every folder for files that are not scoremode's before it is
-changed. Such files are never replaced, with --fresh or without.
+changed. Such files are never replaced, with --fresh or without. Files that users name: core/verbs/outputs.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from scoremode.core.arguments import ALMOST_URI, user_path
 from scoremode.errors import OptionError, RunError, harmless
 
 LOCK = ".lock"  # while a process writes into the folder
-TEMPORARY = ".scoremode-*.tmp"  # files that are still being written
+TEMPORARY = re.compile(r"\.scoremode-[0-9a-f]{16}\.tmp")  # files that are still being written
 
 MANIFEST, SCORES, JOURNAL = "manifest.json", "scores.parquet", "partial.journal"  # of a run
 RESULTS = "results.jsonl"  # of pairs, beside a manifest and a journal
@@ -75,11 +76,11 @@ def give_another(folder: Path) -> str:
 Mark = Callable[[Path], bool]
 
 
-def own_files(folder: Path, what: str, marks: Mapping[str, Mark], finished: Collection[str] = ()) -> set[str]:
+def own_files(folder: Path, what: str, marks: Mapping[str, Mark]) -> set[str]:
     """Returns the names of the files in a folder. Raises RunError if scoremode did not make those with our names.
 
-    ``marks`` says for each of our names how the content is recognized. One of the ``finished`` files is enough for all
-    of them, so that the rest of a damaged result can be replaced. Other names beside ours are left alone.
+    ``marks`` says for each of our names how the content is recognized: no file vouches for another. Other names beside
+    ours are left alone.
     """
     try:
         present = {p.name for p in folder.iterdir() if not p.name.startswith(".")} if folder.exists() else set()
@@ -88,10 +89,21 @@ def own_files(folder: Path, what: str, marks: Mapping[str, Mark], finished: Coll
         own = {name for name in plain if not (folder / name).stat().st_size or marks[name](folder / name)}
     except OSError as error:
         raise RunError(f"{folder} cannot be read ({error.strerror})", fix=give_another(folder)) from None
-    vouched = own | (set(finished) if own & set(finished) else set())
-    foreign = (present & marks.keys() if own else present) - vouched
+    foreign = (present & marks.keys() if own else present) - own
     if foreign:
         name = min(foreign, key=lambda name: (name in marks, name))
-        what = f"{folder} is not {what}: it contains {harmless(name)}, which scoremode did not make"
-        raise RunError(what, fix="give a new or empty folder to --out")
+        damaged = ", or which is damaged" if name in marks else ""
+        remove = f"remove that file, or {give_another(folder)}" if damaged else "give a new or empty folder to --out"
+        what = f"{folder} is not {what}: it contains {harmless(name)}, which scoremode did not make{damaged}"
+        raise RunError(what, fix=remove)
     return present
+
+
+def remove_files(folder: Path, names: Iterable[str], *, empty: bool = False) -> None:
+    """Removes these files, and those that a killed process did not finish; with ``empty`` the folder too, if it is."""
+    unfinished = [path.name for path in folder.glob(".*") if TEMPORARY.fullmatch(path.name) and path.is_file()]
+    for path in (folder / name for name in (*names, *unfinished)):
+        path.unlink(missing_ok=True)
+    if empty:
+        with suppress(OSError):  # somebody else's files are there
+            folder.rmdir()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +22,8 @@ from scoremode.core.strict_json import is_usable, read_object
 from scoremode.errors import RunError, harmless, readable
 
 SEAL = "seal"
+MANY_FIELDS = 8  # that nobody else's file has
+LAST_LINE = re.compile(rb"scoremode: about ([0-9a-f ]*), seal ([0-9a-f]{64})(?: -->)?\n\Z")  # of sealed texts
 HIDDEN = "(not kept)"
 SECRET_NAME = re.compile(r"(token|key|secret|password|passwd|passphrase|credentials?)$", re.IGNORECASE)
 SECRET_IN_JSON = re.compile(r'("[^"]*(?:token|key|secret|password)"\s*:\s*)"[^"]*"', re.IGNORECASE)
@@ -47,18 +49,44 @@ def is_sealed(manifest: Mapping[str, Any]) -> bool:
     return seal == _digest(manifest) or seal == _digest(manifest, (", ", ": "))  # results of prob had spaces once
 
 
-def is_manifest(path: Path) -> bool:
-    """Is this file a manifest with an identity, changed or not? A user's own file has no seal."""
+def is_manifest(path: Path, form: type[msgspec.Struct]) -> bool:
+    """Is this file a manifest of this form, whatever changed in its values?"""
     try:
-        found = read_object(path)
+        return has_form(read_object(path), form)
     except (OSError, ValueError):
         return False
-    return SEAL in found and isinstance(found.get("identity"), dict)
+
+
+def has_form(found: Any, form: type[msgspec.Struct]) -> bool:
+    """Is this an object with an identity and all fields of the form, either many of them or with a valid seal?"""
+    if not isinstance(found, dict) or not isinstance(found.get("identity"), dict):
+        return False
+    needed = {field.encode_name for field in msgspec.structs.fields(form) if field.required}
+    return found.keys() >= needed and (len(needed) >= MANY_FIELDS or is_sealed(found))
 
 
 def _digest(manifest: Mapping[str, Any], separators: tuple[str, str] = (",", ":")) -> str:
     bare = {name: value for name, value in manifest.items() if name != SEAL}
     return hashlib.sha256(json.dumps(bare, sort_keys=True, separators=separators).encode()).hexdigest()
+
+
+def digest_of(value: Any) -> str:
+    """16 digits that tell this value, which may be any JSON, from others."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def sealed_text(text: str, about: Iterable[str], comment: tuple[str, str]) -> str:
+    """Text with a last line, a comment, that has digests of what the text is about, and a seal."""
+    bare = f"{text}{comment[0]}scoremode: about {' '.join(sorted(set(about)))}, seal "
+    return f"{bare}{hashlib.sha256(bare.encode()).hexdigest()}{comment[1]}\n"
+
+
+def about_sealed_text(data: bytes) -> frozenset[str] | None:
+    """What a sealed text is about; None if this is none, or if it was changed."""
+    found = LAST_LINE.search(data)
+    if found is None or hashlib.sha256(data[: found.start(2)]).hexdigest().encode() != found[2]:
+        return None
+    return frozenset(found[1].decode().split())
 
 
 def differing_fields(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:

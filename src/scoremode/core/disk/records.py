@@ -114,11 +114,22 @@ def first_line(header: Mapping[str, Any]) -> bytes:
     return json.dumps(header, sort_keys=True, allow_nan=False).encode() + b"\n"
 
 
-def is_record_file(path: Path, beginning: bytes) -> bool:
-    """Was this file begun with a header that begins like this? Its first line may be damaged or cut."""
+def is_record_file(path: Path, header: Mapping[str, Any]) -> bool:
+    """Does this file have a header like this one besides an identity, in any format, and then records or nothing?
+
+    A kill may have cut the header.
+    """
     with open_regular(path) as file:
-        start = file.read(LONGEST_HEADER)
-    return start.startswith(beginning) or beginning.startswith(start) or MAGIC in start
+        line, end, rest = file.read(LONGEST_HEADER).partition(b"\n")
+    beginning = first_line(header)[:-2]
+    if not end:
+        return line.startswith(beginning) or beginning.startswith(line)
+    try:
+        found = parse(line)
+    except ValueError:
+        return False
+    is_header = isinstance(found, dict) and isinstance(found.get("identity"), dict) and found.keys() >= header.keys()
+    return is_header and (rest.startswith(MAGIC) or MAGIC.startswith(rest))
 
 
 def has_records(path: Path) -> bool:

@@ -18,11 +18,11 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from scoremode.core.disk.folders import JOURNAL, REFERENCE, ROWS, is_reference_file, shard_name
-from scoremode.core.disk.manifests import Sha256, Text, read_sealed
-from scoremode.core.disk.records import identity_in
+from scoremode.core.disk.folders import HEAD, REFERENCE, ROWS, is_reference_file, shard_name
+from scoremode.core.disk.manifests import Sha256, Text, is_manifest, read_sealed
+from scoremode.core.disk.records import identity_in, is_record_file
 from scoremode.core.reading import open_regular
-from scoremode.core.strict_json import read_object
+from scoremode.core.strict_json import parse, read_object
 from scoremode.errors import RunError
 
 FORMAT = 2
@@ -192,8 +192,23 @@ def is_reference(folder: Path) -> bool:
     return identity_in(folder / ROWS) is not None
 
 
+def is_part(path: Path) -> bool:
+    """Is this a file of a reference, by its name and by its content?"""
+    if path.name == REFERENCE:
+        return is_manifest(path, ReferenceManifest)
+    if path.name == ROWS:
+        return is_record_file(path, ROWS_HEADER)
+    try:
+        with open_regular(path) as file:
+            size, header = struct.unpack("<Q", file.read(8))[0], parse(file.read(DATA_START - 8))
+    except (OSError, ValueError, struct.error):
+        return False
+    names = {"weight", "bias"} if path.name == HEAD else {"states"}
+    return size == DATA_START - 8 and isinstance(header, dict) and bool(header) and header.keys() <= names
+
+
 def discard(folder: Path) -> None:
     """Removes a reference's own files, finished or not. The caller holds the lock, and its journal is in the folder."""
-    for path in folder.iterdir() if is_reference(folder) or (folder / JOURNAL).exists() else ():
-        if is_reference_file(path.name):
+    for path in folder.iterdir():
+        if is_reference_file(path.name) and (not path.stat().st_size or is_part(path)):
             path.unlink(missing_ok=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -19,7 +20,7 @@ import msgspec
 
 from scoremode.core.cache.entries import cache_limit, is_cached, make_room, mark_used
 from scoremode.core.disk.files import write_atomically
-from scoremode.core.disk.folders import LOCK, TEMPORARY, Mark, give_another, own_files
+from scoremode.core.disk.folders import LOCK, Mark, give_another, own_files, remove_files
 from scoremode.core.disk.locks import Lock
 from scoremode.core.disk.manifests import differing_fields, is_manifest, read_sealed, write_sealed
 from scoremode.core.disk.records import RecordFile, first_line, has_records, identity_in, is_record_file
@@ -111,9 +112,7 @@ class Resumable(Generic[Finished]):
                 if begun != self.identity or (self.keeps_journal and has_records(path)):
                     raise
                 return None  # a process with --fresh was killed before it removed the old result
-        if begun != self.identity and has_records(path):
-            if begun is None:
-                raise RunError(f"{path} is damaged: its first line cannot be read", fix=self.again)
+        if begun is not None and begun != self.identity and has_records(path):
             self._require_same(begun)
         if self.journal not in present and (lonely := self._data().keys() & present):
             raise RunError(f"{self.folder} contains {min(lonely)} without its manifest", fix=self.again)
@@ -121,13 +120,13 @@ class Resumable(Generic[Finished]):
 
     def _present(self) -> set[str]:
         """The names of the files that are there; RunError if one is not ours."""
-        finished = {self.manifest: is_manifest, **self._data()}
-        return own_files(self.folder, self.what, {**finished, self.journal: self._is_journal}, finished)
+        marks: dict[str, Mark] = {self.manifest: partial(is_manifest, form=self.form), self.journal: self._is_journal}
+        return own_files(self.folder, self.what, marks | self._data())
 
     def _is_journal(self, path: Path) -> bool:
-        return is_record_file(path, first_line(self.header)[:-2])
+        return is_record_file(path, self.header)
 
-    def _data(self) -> Mapping[str, Mark]:
+    def _data(self) -> dict[str, Mark]:
         """Names of the files beside the manifest and the journal, and how each is recognized."""
         return {}
 
@@ -174,8 +173,7 @@ class Resumable(Generic[Finished]):
 
     def _remove(self, *names: str) -> None:
         """Remove these files, and incomplete ones that a killed process left."""
-        for path in (*(self.folder / name for name in names), *self.folder.glob(TEMPORARY)):
-            path.unlink(missing_ok=True)
+        remove_files(self.folder, names)
 
     def _remove_journal(self) -> None:
         self._remove(self.journal)

@@ -22,7 +22,7 @@ from scoremode.core.disk.folders import JOURNAL, LOCK, MANIFEST, ROWS, SCORES, M
 from scoremode.core.disk.records import identity_in
 from scoremode.core.disk.stores import is_there, store_of
 from scoremode.core.disk.uri import RemotePath, stored_at
-from scoremode.core.references.format import discard, is_reference
+from scoremode.core.references.format import discard, is_part
 from scoremode.core.references.reader import Reference
 from scoremode.core.scores import journal, parquet
 from scoremode.core.scores.columns import Divergences, Scores, TargetFacts
@@ -40,13 +40,9 @@ class Claim(Resumable[Run]):
     manifest, form, format = MANIFEST, RunManifest, FORMAT
     journal, header = JOURNAL, journal.HEADER
 
-    def _data(self) -> Mapping[str, Mark]:
+    def _data(self) -> dict[str, Mark]:
         names = filter(is_reference_file, os.listdir(self.folder)) if self.folder.is_dir() else ()
-        marks: dict[str, Mark] = dict.fromkeys(names, lambda _: is_reference(self.folder) or self._is_begun())
-        return {SCORES: parquet.is_column_file, **marks}
-
-    def _is_begun(self) -> bool:
-        return identity_in(self.folder / JOURNAL) is not None
+        return {SCORES: parquet.is_column_file, **dict.fromkeys(names, is_part)}
 
     def _read_manifest(self) -> Mapping[str, Any]:
         return read_run_manifest(self.folder)

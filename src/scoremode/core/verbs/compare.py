@@ -74,11 +74,14 @@ class ComparisonOutput(Protocol):
     name: str  # of the argument of ``compare`` that names one more place for them
     flags: Mapping[str, str]
 
-    def check(self, place: str | Path | None) -> None:
-        """Refuses a place that cannot be written, before anything is scored."""
+    def check(self, place: str | Path | None, candidates: Mapping[str, Path | RemotePath | None]) -> None:
+        """Refuses what cannot be written before anything is scored: into that place, or into the candidates' folders.
 
-    def write(self, found: Sequence[Comparison], out: Path | RemotePath | None, place: str | Path | None) -> None:
-        """Writes the files into the runs below ``out``, and to the place that was named; None: there is none."""
+        ``candidates`` are names as in tables, with the folders of their runs.
+        """
+
+    def write(self, found: Sequence[Comparison], folders: Folders, place: str | Path | None) -> None:
+        """Writes the files into the runs below ``folders.out``, and to the place that was named, if there is one."""
 
 
 Outputs = list[tuple[ComparisonOutput, str | Path | None]]
@@ -95,17 +98,28 @@ class CompareArguments(AllArguments, OutputArguments, total=False):
 
 
 def split_outputs(arguments: Mapping[str, Any]) -> tuple[Outputs, Mapping[str, Any]]:
-    """Splits arguments into the files that are left, with their places, which are checked, and all others."""
+    """Splits arguments into the files that are left, with their places, and all others."""
     rest = dict(arguments)
-    places = [(output, rest.pop(output.name, None)) for output in extensions.offered("comparison-output")]
-    for output, place in places:
-        output.check(place)
-    return places, rest
+    return [(output, rest.pop(output.name, None)) for output in extensions.offered("comparison-output")], rest
 
 
-def leave(outputs: Outputs, found: Sequence[Comparison], out: Path | RemotePath | None) -> None:
-    for output, place in outputs if found else ():
-        output.write(found, out, place)
+def check_outputs(outputs: Outputs, candidates: Mapping[str, Path | RemotePath | None]) -> None:
+    for output, place in outputs:
+        output.check(place, candidates)
+
+
+def leave(
+    outputs: Outputs, found: Sequence[Comparison], folders: Folders, failure: CandidatesError | None = None
+) -> None:
+    """Writes the files. Raises an error that has the results if they cannot be written, or the ``failure`` of some."""
+    try:
+        for output, place in outputs if found else ():
+            output.write(found, folders, place)
+    except ScoremodeError as unwritten:
+        known = ({c.name: c for c in found}, {}) if failure is None else (failure.found, failure.failed)
+        raise CandidatesError(*known, unwritten) from None
+    if failure is not None:
+        raise failure
 
 
 @spelled_out(CompareArguments)
@@ -156,17 +170,17 @@ def compare(
         raise OptionError(f"columns: there is no statistic '{unknown[0]}'", fix=did_you_mean(unknown[0], FIELDS))
     outputs, rest = split_outputs(arguments)
     question, options = split_arguments(rest)
-    request = CompareRequest(engine, options, baseline_engine, baseline_options, tokenizer_name(tokenizer))
+    request = CompareRequest(engine, options, baseline_engine, baseline_options, tokenizer_name(tokenizer), keep)
     more = [name for name in columns if name in BY_NAME and needs_whole_divergence([name])]
     of_model = {"engine": engine, "tokenizer": tokenizer, **options, **request.of_baseline, "columns": more}
     command = command_for("compare", (baseline, *candidates), {**question, **of_model})
     folders = Folders(located(out) if out is not None else None, fresh, progress, command)
     try:
-        found = _compare(baseline, candidates, question, request, folders, columns=columns, keep=keep)
+        found = _compare(baseline, candidates, question, request, folders, outputs=outputs, columns=columns)
     except CandidatesError as error:
-        leave(outputs, list(error.found.values()), folders.out)
+        leave(outputs, list(error.found.values()), folders, error)
         raise
-    leave(outputs, found, folders.out)
+    leave(outputs, found, folders)
     return found
 
 
@@ -177,8 +191,8 @@ def _compare(
     request: CompareRequest,
     folders: Folders,
     *,
+    outputs: Outputs,
     columns: Sequence[str],
-    keep: bool,
 ) -> Comparisons:
     kind = kind_of(question.get("corpus"))
     whole = needs_whole_divergence(columns) or (kind is not None and kind.whole_divergence)
@@ -186,8 +200,10 @@ def _compare(
     if (texts := kind_of(baseline)) is not None:
         raise InputError(f"{baseline} is a text, not a model", fix=texts.as_baseline or "give it with --corpus")
     model, found = _settings(baseline, expand_candidates(candidates, baseline), request, folders)
+    places = [(short(name), folders.of_name(name, one.name if one else None)) for name, one in found]
+    check_outputs(outputs, dict(places))
     typed = {str(name) for name in (baseline, *candidates)}
-    if not keep:
+    if not request.keep:
         found = [(name, one and replace(one, released=one.model not in typed)) for name, one in found]
     if whole:
         found = [(name, one and one.with_default("divergence", "all")) for name, one in found]

@@ -53,6 +53,7 @@ class CompareRequest:
     baseline_engine: str | None  # None: that of the candidates
     baseline_options: Mapping[str, Any] | None  # in addition to those of the candidates, or instead of them
     tokenizer: str | None
+    keep: bool = False  # files that are fetched for candidates
 
     @property
     def of_baseline(self) -> Mapping[str, Any]:
@@ -213,9 +214,11 @@ class Folders:
         return None if self.out is None else self.out / (name_in(name) or "candidate")
 
     def of(self, candidate: LazyModel) -> Path | RemotePath | None:
+        return self.of_name(candidate.subject.name, candidate.variant)
+
+    def of_name(self, model: str, variant: str | None) -> Path | RemotePath | None:
         """The folder for a candidate's run, named after the variant or the model; spaces become hyphens."""
-        variant = candidate.variant
-        return self.folder(candidate.subject.name if variant is None else variant.replace(" ", "-"))
+        return self.folder(model if variant is None else variant.replace(" ", "-"))
 
     def require_candidates(self, candidates: Sequence[str]) -> None:
         """Refuse an empty list, and candidates with equal names in tables or with one folder for two runs."""

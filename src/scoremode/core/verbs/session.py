@@ -26,8 +26,8 @@ from scoremode.core.verbs.arguments import (
     spelled_out,
     split_arguments,
 )
-from scoremode.core.verbs.compare import OutputArguments, compare_model, leave, split_outputs
-from scoremode.core.verbs.compared_models import Folders
+from scoremode.core.verbs.compare import OutputArguments, check_outputs, compare_model, leave, split_outputs
+from scoremode.core.verbs.compared_models import Folders, name_of
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, tokenizer_name, wrapped
 from scoremode.core.verbs.ppl import ppl_of
 from scoremode.core.verbs.prob.many_pairs import check_results, score_to_file
@@ -194,13 +194,14 @@ class Model:
         outputs, rest = split_outputs(question)
         asked = check_question(rest, needs_text=isinstance(baseline, Model))
         folders = Folders(located(out) if out is not None else None, fresh, progress)
+        check_outputs(outputs, {name_of(self._model): folders.of(self._model)})
         with ExitStack() as asking:
             asking.enter_context(self._asking())
             if isinstance(baseline, Model):
                 asking.enter_context(baseline._asking())
             first = baseline._model if isinstance(baseline, Model) else baseline
             found = compare_model(first, self._model, asked, folders)
-        leave(outputs, [found], folders.out)
+        leave(outputs, [found], folders)
         return found
 
     if TYPE_CHECKING:

@@ -43,11 +43,12 @@ from scoremode.core.disk.folders import (
     cache_folder,
     is_reference_file,
 )
+from scoremode.core.disk.manifests import has_form
 from scoremode.core.disk.records import identity_in
 from scoremode.core.disk.uri import RemotePath
 from scoremode.core.reading import read_file
 from scoremode.core.store import runs
-from scoremode.core.store.run import Run
+from scoremode.core.store.run import Run, RunManifest
 from scoremode.core.strict_json import parse
 from scoremode.errors import InputError, RunError, StorageError, alias_path, harmless, print_line
 from scoremode.remote.storage.copies import LOCK_OBJECT, copy_folder, files_in, present_files, read_manifests
@@ -238,11 +239,9 @@ class RemoteClaim(runs.Claim):
 
 
 def _identity_in(data: bytes) -> dict[str, Any] | None:
-    """The identity in a manifest; None if it cannot be read."""
+    """The identity in the manifest of a run; None if it cannot be read, or if it is not one of ours."""
     try:
         found = parse(data)
     except ValueError:
         return None
-    identity = found.get("identity") if isinstance(found, dict) else None
-    is_known = isinstance(identity, dict) and {"model", "plan", "engine"} <= identity.keys()
-    return identity if is_known else None
+    return found["identity"] if has_form(found, RunManifest) else None

@@ -95,17 +95,17 @@ class ProgressLines(TickingDisplay):
         print(f"scoremode: {one_line(self.line())}\n", end="", file=self._stream, flush=True)
 
 
-def checked_report(parsed: argparse.Namespace) -> Any:
-    """The file that ``--report`` names, checked before anything is scored; None without ``--report``."""
+def checked_report(parsed: argparse.Namespace, page: str | None = None) -> Any:
+    """The file that ``--report`` names, checked before anything is scored, and with the page; None without it."""
     from scoremode.core.verbs.outputs import check_report
 
     if getattr(parsed, "report", None) is None:
         return None
-    return check_report(parsed.report, "--report", made_later=getattr(parsed, "out", None))
+    return check_report(parsed.report, "--report", page, made_later=getattr(parsed, "out", None))
 
 
 def write_report(parsed: argparse.Namespace, output: Any, page: str) -> None:
-    checked_report(parsed)  # again: somebody's file may have come to lie there during the work
+    checked_report(parsed, page)
     output.write(page.encode())
     for_machines = any(getattr(parsed, flag, False) for flag in ("json", "markdown", "model_index"))
     output.announce(f"\nreport written to {output}", quiet=for_machines)

@@ -27,6 +27,7 @@ from scoremode.reports.html.size_chart import size_section
 from scoremode.reports.html.templating import fill, fill_page
 from scoremode.reports.model_card import markdown, metadata
 from scoremode.reports.parts import ResultPart, offered_parts, report_input
+from scoremode.reports.publish import about_run
 from scoremode.reports.ranking import closest_first, pairs_tested
 from scoremode.reports.runs import run_facts, run_slices, runs_notes, runs_table
 from scoremode.reports.served import distinct_baselines, known, pairs, run_key, run_name, served_facts
@@ -69,6 +70,7 @@ def render(
     ]
     return fill_page(
         "report.html",
+        about=[about_run(run) for run in (*(r for c in comparisons for r in (c.baseline, c.candidate)), *alone)],
         title=_title(names, baselines, texts, of_paths=of_paths),
         baseline=baselines[0] if baselines else None,
         texts=texts,
@@ -217,8 +219,10 @@ def report(path: str | Path, *found: Any, **details: Any) -> Path | str:
     >>> import scoremode as sm
     >>> sm.report("report.html", *sm.compare("ref/", "candidate"))     # doctest: +SKIP
     """
-    output = check_report(path)  # before the work
-    output.write(_page(str(path), found, details).encode())
+    check_report(path)  # before the work
+    page = _page(str(path), found, details)
+    output = check_report(path, page=page)
+    output.write(page.encode())
     return output.where
 
 

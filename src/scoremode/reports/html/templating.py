@@ -11,13 +11,14 @@ import base64
 import hashlib
 import json
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
+from scoremode.core.disk.manifests import digest_of, sealed_text
 from scoremode.reports.html.drawing import SERIES, line_style, mark_path
 from scoremode.reports.jinja import environment
 from scoremode.reports.table import Cell, Column, Facts, Note, Table, capital, number
@@ -93,12 +94,16 @@ def fill(template: str, **values: Any) -> Markup:
     return Markup(_environment().get_template(template).render(values))
 
 
-def fill_page(template: str, *, data: Mapping[str, Any] = NO_TEXT, **values: Any) -> str:
-    """Fills the template of a whole page, with its style, its script and the script's data."""
+def fill_page(template: str, *, about: Iterable[object], data: Mapping[str, Any] = NO_TEXT, **values: Any) -> str:
+    """Fills the template of a whole page, with its style, its script and the script's data, and seals it.
+
+    ``about`` says of each result what was asked, of which models: JSON that is equal if it is measured again.
+    """
     style, script = asset("report.css"), asset("report.js")
     assert not any(end in script for end in ("</", "<!--")), "the script would end itself"
     markup = {"style": Markup(style), "script": Markup(script), "data": Markup(script_json(data))}
-    return str(fill(template, policy=policy(script), **markup, **values))
+    html = str(fill(template, policy=policy(script), **markup, **values))
+    return sealed_text(html.rstrip("\n") + "\n", map(digest_of, about), ("<!-- ", " -->"))
 
 
 def asset(name: str) -> str:

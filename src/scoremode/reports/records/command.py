@@ -17,11 +17,10 @@ if TYPE_CHECKING:
 
     from scoremode.core.disk.uri import RemotePath
     from scoremode.core.statistics.comparison import Comparison
+    from scoremode.core.verbs.compared_models import Folders
 
 NAME = "record.json"  # of the record in a run's folder
-MARK = b'"scoremode": "'  # every record has it
 FLAG = "--records"
-LARGEST = 1 << 20  # bytes in which a record has its mark
 
 
 class RecordsOutput:
@@ -30,44 +29,35 @@ class RecordsOutput:
     name = "records"
     flags: Mapping[str, str] = {f"{FLAG} DIR": "leave the record of each candidate there (with --out: in its run too)"}
 
-    def check(self, place: str | Path | None) -> None:
-        if place is not None:
-            from scoremode.core.verbs.outputs import check_output
+    def check(self, place: str | Path | None, candidates: Mapping[str, Path | RemotePath | None]) -> None:
+        from scoremode.core.verbs.outputs import check_output
+        from scoremode.reports.publish import RECORD_FILE, file_stems
 
-            if Path(place).is_file():
-                raise InputError(f"{place} is a file", fix=f"give a folder to {FLAG}")
-            check_output(Path(place, NAME), FLAG, is_ours=lambda output: True, made_later=place)
+        if place is not None and Path(place).is_file():
+            raise InputError(f"{place} is a file", fix=f"give a folder to {FLAG}")
+        for stem in file_stems(candidates) if place is not None else ():
+            check_output(Path(place or "", f"{stem}.json"), FLAG, RECORD_FILE, made_later=place)
+        for folder in candidates.values():
+            if isinstance(folder, Path):  # what lies behind a URI is looked at when it is written
+                check_output(folder / NAME, "--out", RECORD_FILE, made_later=folder, in_run=True)
 
-    def write(self, found: Sequence[Comparison], out: Path | RemotePath | None, place: str | Path | None) -> None:
+    def write(self, found: Sequence[Comparison], folders: Folders, place: str | Path | None) -> None:
         from scoremode.core.disk.uri import located
         from scoremode.core.verbs.outputs import write_files
-        from scoremode.reports.publish import record_files
+        from scoremode.reports.publish import RECORD_FILE, record_files
 
         # a run that was finished before lies elsewhere: its folder is not ours to write
-        runs = [None if c.path is None or out is None else located(c.path) for c in found]
-        own = [run if run is not None and str(run.parent) == str(out) else None for run in runs]
+        runs = [None if c.path is None or folders.out is None else located(c.path) for c in found]
+        own = [run if run is not None and str(run.parent) == str(folders.out) else None for run in runs]
         if place is None and not any(own):
             return
         files = record_files(found)
-        for run, text in zip(own, files.values(), strict=True):
-            if run is not None:
-                _write_beside_run(run / NAME, text.encode())
+        beside_runs = {run / NAME: text for run, text in zip(own, files.values(), strict=True) if run is not None}
+        write_files(beside_runs, "--out", RECORD_FILE, in_run=True, fresh=folders.fresh)
         if place is not None:
             texts = {Path(place, name): text for name, text in files.items()}
-            for output in write_files(texts, FLAG, "a record of scoremode", MARK.decode()):
+            for output in write_files(texts, FLAG, RECORD_FILE):
                 print_line(f"record written to {output}")
-
-
-def _write_beside_run(file: Path | RemotePath, data: bytes) -> None:
-    """Writes a record into a run's folder, if no other file has its name."""
-    from scoremode.core.verbs.outputs import Output
-
-    place = None if isinstance(file, Path) else file
-    output = Output(str(file), "--out", file if isinstance(file, Path) else Path(), place=place)
-    if output.exists and MARK not in output.beginning(LARGEST):
-        print_line(f"scoremode: {file} is not a record of scoremode, so it stays, and none is written there")
-    else:
-        output.write(data)
 
 
 class RecordsInput:
@@ -96,8 +86,10 @@ class RecordsInput:
             found = grouped(read(names))
             show(parsed, lambda: facts(found), lambda: blocks(found))
             return
-        output = check_report(page)
-        output.write(self.render(names, page).encode())
+        check_report(page)  # before records are read
+        html = self.render(names, page)
+        output = check_report(page, page=html)
+        output.write(html.encode())
         if parsed.json:
             print_json({"report": page, "records": len(names)})
         output.announce(f"written to {output}", quiet=parsed.json)

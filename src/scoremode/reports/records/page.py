@@ -35,6 +35,7 @@ def render(records: Sequence[Record], page: str) -> str:
     sections = {f"group-{i}": f"Group {i}" for i in range(1, min(len(found.groups), MOST_IN_BAR) + 1)}
     return fill_page(
         "records.html",
+        about=[one.about for one in records],
         title=f"{counted(len(records), 'records')} of comparisons",
         sections={**sections, **({"changed": "Changed"} if found.changed else {})},
         groups=[_shown(group, folder) for group in found.groups],

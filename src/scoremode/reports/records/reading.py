@@ -26,7 +26,7 @@ from scoremode.errors import InputError, harmless, readable, shortened
 from scoremode.reports.comparisons import size_and_bits
 from scoremode.reports.numbers import shown_statistic
 from scoremode.reports.public_text import HUB_NAME
-from scoremode.reports.publish import RECORD
+from scoremode.reports.publish import RECORD, about_record
 from scoremode.reports.served import ServedModel, pairs, served_manifest
 from scoremode.reports.table import NOTHING, Block, Cell, Column, Note, Row, Table, words
 from scoremode.reports.text import counted, method_words
@@ -108,6 +108,7 @@ class Record(NamedTuple):
     must_agree: Mapping[str, str]  # what must be equal for two records to be comparable, by what it is
     changed: bool  # after it was written
     path: str  # the same file, whose name may not be UTF-8
+    about: object  # the candidate and the question
 
     @property
     def baseline_versions(self) -> Mapping[str, str]:
@@ -133,10 +134,10 @@ def _read(file: str) -> Record:
         raise InputError(f"{file} is not a record of version {RECORD}", fix=fix)
     if wrong := unusable_field(found, Form):
         raise InputError(f"{file} is not a record (no usable {harmless(wrong)})", fix=FIX)
-    return _record(file, msgspec.convert(found, Form), changed=not is_sealed(found))
+    return _record(file, msgspec.convert(found, Form), changed=not is_sealed(found), about=about_record(found))
 
 
-def _record(file: str, its: Form, *, changed: bool) -> Record:
+def _record(file: str, its: Form, *, changed: bool, about: object) -> Record:
     by = its.baseline_served
     how = {"engine": by.engine, "dtype": its.baseline_dtype, "K/V cache": by.kv_cache, **its.baseline_settings}
     must_agree = {
@@ -148,7 +149,7 @@ def _record(file: str, its: Form, *, changed: bool) -> Record:
         **{f"{OF_BASELINE}{name}": str(value) for name, value in how.items() if value is not None},
     }
     served = served_manifest({**msgspec.structs.asdict(its), "model_format": its.format})
-    return Record(readable(file), its, served, must_agree, changed, file)
+    return Record(readable(file), its, served, must_agree, changed, file, about)
 
 
 # ── mlx-kld ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -242,7 +243,7 @@ def _of_mlx_kld(file: str, found: dict[str, Any]) -> Record:
         limits=f"measured by mlx-kld: KL over the {c.top_k:,} likeliest ids of the baseline and an even rest, whose "
         f"floor ({said}) hides smaller differences; baselines are equal by name, not by proof, and nothing is sealed",
     )
-    return _record(file, made, changed=False)
+    return _record(file, made, changed=False, about=[tool, its.student.path, teacher, recipe])
 
 
 def _named(path: str) -> tuple[str, str]:

@@ -61,8 +61,10 @@ class AttributeVerb(Verb):
             self._unswapped(parsed, output)
             return
         from scoremode.studies.attribution.attribute import attribute
+        from scoremode.studies.attribution.recipe import Budget, write_tools
         from scoremode.studies.attribution.tables import attribution_blocks
 
+        Budget(parsed.bits_budget, parsed.kl_budget).check(parsed.write_recipe)
         with progress_bar("swapping") as progress:
             found = attribute(
                 parsed.baseline,
@@ -70,7 +72,6 @@ class AttributeVerb(Verb):
                 by=parsed.by or "layer",
                 bits_budget=parsed.bits_budget,
                 kl_budget=parsed.kl_budget,
-                write_recipe=parsed.write_recipe,
                 out=parsed.out,
                 fresh=parsed.fresh,
                 progress=progress,
@@ -78,6 +79,8 @@ class AttributeVerb(Verb):
                 **flags.model_arguments(parsed),
             )
         show(parsed, found.as_json, lambda: attribution_blocks(found))
+        if parsed.write_recipe is not None and found.recipe is not None:
+            write_tools(found.recipe, parsed.write_recipe)
         if output:
             from scoremode.studies.attribution.page import render_attribution
 
@@ -102,9 +105,9 @@ class AttributeVerb(Verb):
         if output:
             from scoremode.studies.attribution.page import render_blocks
 
-            write_report(
-                parsed, output, render_blocks(f"{facts['candidate']} against {facts['baseline']}", lead, blocks)
-            )
+            title = f"{facts['candidate']} against {facts['baseline']}"
+            about = [parsed.by, *models, flags.question(parsed)]
+            write_report(parsed, output, render_blocks(title, lead, blocks, about))
 
 
 def _require_alone(parsed: argparse.Namespace) -> None:

@@ -38,6 +38,7 @@ def render_attribution(found: Attribution) -> str:
     recipe = found.recipe
     return fill_page(
         "attribution.html",
+        about=[["attribution", found.by, found.baseline, found.facts, one.name] for one in found.candidates],
         title=f"Where {', '.join(c.name for c in found.candidates)} differs from {found.baseline}",
         found=found,
         candidates=candidates,
@@ -47,9 +48,9 @@ def render_attribution(found: Attribution) -> str:
     )
 
 
-def render_blocks(title: str, lead: str, blocks: Sequence[Block]) -> str:
+def render_blocks(title: str, lead: str, blocks: Sequence[Block], about: object) -> str:
     """The page of a profile by layer, or of routes."""
-    return fill_page("profile.html", title=title, lead=lead, blocks=blocks)
+    return fill_page("profile.html", about=[about], title=title, lead=lead, blocks=blocks)
 
 
 def figures(found: Attribution, one: UnitDamage) -> str:

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from scoremode.core.arguments import user_path
-from scoremode.core.verbs.outputs import write_files
+from scoremode.core.verbs.outputs import ANY, NEVER_REPLACED, check_output, write_files
 from scoremode.errors import InputError, OptionError, print_line
 from scoremode.studies.attribution.result import SEEN, CandidateDamage, Recipe
 from scoremode.studies.attribution.swap_loop import Candidate, Job, SwapMeasurement, record_number, stored_bits
-from scoremode.studies.attribution.tool_recipes import write_recipes
+from scoremode.studies.attribution.tool_recipes import LLM_COMPRESSOR, write_recipes
 from scoremode.studies.attribution.units import Unit
 from scoremode.studies.attribution.weight_formats.matching import Stored
 
-BASELINE = "baseline"
+BASELINE, FLAG = "baseline", "--write-recipe"
 TOLERANCE = 1e-6  # a mixture may exceed the budget by this share, as the solver does
 LARGE = 1e4  # the sum of all values that the solver sees: it tells values apart that differ by 1e-6 or more
 
@@ -42,9 +42,7 @@ class Budget:
         if write_recipe is not None:
             if not self:
                 raise OptionError("--write-recipe needs a budget", fix="give --bits-budget or --kl-budget")
-            folder = user_path(write_recipe).parent
-            if not folder.is_dir():
-                raise OptionError(f"there is no folder {folder} for --write-recipe", fix="make it first")
+            check_output(user_path(f"{write_recipe}{LLM_COMPRESSOR}"), FLAG, ANY)
 
     def __bool__(self) -> bool:
         return self.bits is not None or self.kl is not None
@@ -162,7 +160,7 @@ def make_recipe(
 
 def write_tools(recipe: Recipe, prefix: str) -> None:
     texts = {user_path(f"{prefix}{one.suffix}"): one.text for one in recipe.written}
-    made = write_files(texts, "--write-recipe", "this recipe; what was measured is kept")
+    made = write_files(texts, FLAG, NEVER_REPLACED)
     print_line(
         f"scoremode: recipes written to {', '.join(map(str, made))}; tools round in their own ways: measure again"
     )

@@ -33,6 +33,7 @@ FLOATS: dict[str, dict[str, int | str]] = {
     "MXFP4": {"num_bits": 4, "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"},
 }
 NEAREST_GROUP = 32  # of integers in place of a format that compressed-tensors does not have
+LLM_COMPRESSOR = ".llm-compressor.yaml"
 ONESHOT = 'python -c "from llmcompressor import oneshot; oneshot(model=MODEL, recipe=FILE, output_dir=OUT)"'
 
 
@@ -75,7 +76,7 @@ def llm_compressor_recipe(chosen: Parameters) -> WrittenRecipe:
     }
     modifier = {"QuantizationModifier": {"ignore": patterns(kept), "config_groups": numbered}}
     text = json.dumps({"quant_stage": {"quant_modifiers": modifier}}, indent=2) + "\n"  # JSON is YAML, too
-    return WrittenRecipe("llm-compressor", ".llm-compressor.yaml", text, ONESHOT)
+    return WrittenRecipe("llm-compressor", LLM_COMPRESSOR, text, ONESHOT)
 
 
 def modules_of(weight: StoredWeight) -> tuple[str, ...]:

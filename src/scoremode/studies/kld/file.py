@@ -25,6 +25,7 @@ import struct
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
@@ -98,6 +99,16 @@ def is_kld(name: str | Path) -> bool:
             return path.suffix == SUFFIX or file.read(len(MAGIC)) == MAGIC
     except (OSError, ValueError):
         return path.suffix == SUFFIX
+
+
+def tokens_in(file: IO[bytes]) -> Ids | None:
+    """The tokens of a finished file; None if this is none."""
+    try:
+        layout = _read_layout(Path("FILE"), file.read(HEADER.size), os.fstat(file.fileno()).st_size)
+    except (InputError, OSError):  # also of a file elsewhere
+        return None
+    tokens = np.frombuffer(file.read(layout.start - HEADER.size), "<i4")
+    return tokens.reshape(layout.chunks, layout.context)
 
 
 class KldFile:

@@ -6,13 +6,15 @@ FILE                    renamed to this name when it is complete
 
 from __future__ import annotations
 
-import shutil
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
+from scoremode.core.disk.folders import JOURNAL, MANIFEST, SCORES, remove_files
+from scoremode.core.disk.manifests import digest_of
 from scoremode.core.engine.base import Wanted
 from scoremode.core.engine.registry import require
 from scoremode.core.plan.path import DECODE
@@ -22,16 +24,17 @@ from scoremode.core.store import runs
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.arguments import QuestionArguments
 from scoremode.core.verbs.model import LazyModel, in_memory
-from scoremode.core.verbs.outputs import Output, check_output
+from scoremode.core.verbs.outputs import About, FileKind, Output, check_output, require_standing
 from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.scoring import UnfinishedRun
 from scoremode.errors import EngineError, InputError, MethodError, OptionError, RunError
-from scoremode.studies.kld.file import MAGIC, KldLayout, KldWriter
+from scoremode.studies.kld.file import KldLayout, KldWriter, tokens_in
 from scoremode.values import Ids
 
 METHOD = "llamacpp"
 RECORDS = "records.partial"  # in the hidden folder
+WORK = (RECORDS, MANIFEST, SCORES, JOURNAL)  # what may be in it
 
 
 @dataclass(frozen=True)
@@ -61,12 +64,17 @@ class KldTarget:
                     f"{work} is another run, and --kld needs that folder", fix="move it, or give another name to --kld"
                 )
             if not self.output.exists:
-                shutil.rmtree(work)  # the file was complete, and somebody removed it
+                remove_files(work, WORK)  # the file was complete, and somebody removed it
+        self._require_same_text(asked.plan)
         with model.claimed(asked, work, fresh=self.fresh, keeps="records") as claim:
             # a finished run: a process was killed after the file was complete
             run = in_memory(claim.finished or self._score_records(model, asked, claim, progress))
-        shutil.rmtree(work, ignore_errors=True)
+        remove_files(work, WORK, empty=True)
         return run
+
+    def _require_same_text(self, plan: Plan) -> None:
+        """Refuses to replace the distributions of another text; the file does not say of which model they are."""
+        require_standing(self.output, KLD, _about_tokens(_chunk_tokens(plan)))
 
     def _score_records(self, model: LazyModel, asked: Question, claim: runs.Claim, progress: Progress | None) -> Run:
         """Scores into a work folder, and moves the file to its place when it is complete."""
@@ -84,13 +92,26 @@ class KldTarget:
                 writer.write(index, answers.records)
                 unfinished.keep(index, answers)
             manifest = unfinished.manifest()
+            self._require_same_text(asked.plan)  # again: somebody's file may have come to lie there meanwhile
             writer.finish(self.output.path)
             return unfinished.save(manifest)
 
 
+def _about_tokens(tokens: Ids) -> About:
+    return frozenset({digest_of(tokens.tolist())})
+
+
+def _about(file: IO[bytes]) -> About | None:
+    tokens = tokens_in(file)
+    return None if tokens is None else _about_tokens(tokens)
+
+
+KLD = FileKind("a .kld file", _about)
+
+
 def _check(name: str | Path, *, fresh: bool) -> Output:
     """Checks that the file a user named can be written. Only an older .kld file may be replaced, with ``fresh``."""
-    output = check_output(name, "--kld", "a .kld file", lambda o: o.beginning(len(MAGIC)) == MAGIC)
+    output = check_output(name, "--kld", KLD)
     if output.place is not None:
         raise InputError(f"--kld writes a file of this machine, not {name}", fix="give a file name to --kld")
     if output.exists and not fresh and not _work_folder(output).is_dir():  # else a process was killed after it wrote

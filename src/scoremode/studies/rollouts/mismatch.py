@@ -114,6 +114,7 @@ class Mismatch(ArrowTable):
     clip: tuple[float, float] = CLIP
     names: tuple[str, str] = ("rollout", "trainer")  # of the two models
     notes: Sequence[str] = field(default=())
+    texts_sha256: str = ""  # of the rollouts; "": not known
 
     k1 = Statistic(about="KL(π‖τ) estimated by -ln r, nats", mean=lambda r: -r.log, rows="tokens")
     k2 = Statistic(about="by ½ (ln r)²", mean=lambda r: r.log**2 / 2, rows="tokens", range="positive")
@@ -313,6 +314,7 @@ def mismatch(
         clip=clip,
         names=(str(rollouts.manifest["model"]), name),
         notes=tuple(notes),
+        texts_sha256=str(rollouts.manifest.get("texts_sha256", "")),
     )
 
 

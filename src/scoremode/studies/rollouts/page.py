@@ -24,7 +24,8 @@ def render_mismatch(found: Mismatch) -> str:
     s = found.statistics()
     title, *blocks = mismatch_blocks(s, found.by_position(), found.by_slice())
     assert isinstance(title, Note), "the name of the result"
-    return fill_page("mismatch.html", title=title.text, tokens=s["tokens"], blocks=blocks)
+    about = [["mismatch", *found.names, found.texts_sha256]]
+    return fill_page("mismatch.html", about=about, title=title.text, tokens=s["tokens"], blocks=blocks)
 
 
 REFUSAL = ("a mismatch has a page of its own", "write several reports")

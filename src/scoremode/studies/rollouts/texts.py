@@ -281,7 +281,7 @@ class RolloutsFolder(Resumable[Rollouts]):
     manifest, form, format = ROLLOUTS, ManifestForm, FORMAT
     journal, header = PARTIAL_TEXTS, {"for": "rollouts"}
 
-    def _data(self) -> Mapping[str, Mark]:
+    def _data(self) -> dict[str, Mark]:
         return {TEXTS: has_texts}
 
     def _open(self, manifest: Mapping[str, Any]) -> Rollouts:

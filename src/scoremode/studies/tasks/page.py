@@ -29,6 +29,7 @@ def render_tasks(found: Sequence[TasksComparison]) -> str:
     commands = distinct_commands(found)
     return fill_page(
         "tasks.html",
+        about=[_about(c) for c in found],
         title=f"{listed(names)} against {first.baseline_name} on tasks",
         best=max(found, key=lambda c: -math.inf if c.overall["recovery"] is None else c.overall["recovery"]),
         tasks=len(first.tasks),
@@ -38,6 +39,12 @@ def render_tasks(found: Sequence[TasksComparison]) -> str:
         most=FLIPS_SHOWN,
         provenance=fill("provenance.html", commands=commands, first=("Tasks", _task_facts(first)), runs=facts),
     )
+
+
+def _about(c: TasksComparison) -> list[object]:
+    """What was asked of which models: by their fingerprints, or by their answers if there are none."""
+    models = [(m.get("model"), m.get("model_fingerprint") or m.get("samples")) for m in (c.baseline, c.candidate)]
+    return ["tasks", c.settings, [task.name for task in c.tasks], models]
 
 
 def _flips(c: TasksComparison) -> list[dict[str, object]]:

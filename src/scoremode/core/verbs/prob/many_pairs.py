@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import msgspec
 
@@ -22,10 +22,10 @@ from scoremode.core.disk.folders import JOURNAL, MANIFEST, RESULTS, Mark, entry_
 from scoremode.core.disk.manifests import Sha256
 from scoremode.core.reading import numbered_lines
 from scoremode.core.store.resumable import Resumable
-from scoremode.core.strict_json import parse
-from scoremode.core.verbs.outputs import Output, check_output
+from scoremode.core.strict_json import LARGEST, parse
+from scoremode.core.verbs.outputs import About, FileKind, Output, check_output, standing
 from scoremode.core.verbs.prob.boundary import EncodedPair, longest_of
-from scoremode.core.verbs.prob.sequence import SequenceProbability
+from scoremode.core.verbs.prob.sequence import SequenceProbability, SequenceScore
 from scoremode.core.verbs.progress import Progress
 from scoremode.errors import InputError, RunError
 
@@ -34,7 +34,6 @@ Pairs = list[tuple[str, str]]
 EXAMPLE = 'use rows like {"prompt": "…", "target": "…"}'
 CHUNK = 256  # pairs scored between two writes
 KIND, FORMAT = "scoremode prob", 2  # format 2: small groups share a batch, which may change last digits
-MARK_WITHIN = 1 << 20  # the first result is recognized within this many bytes
 
 
 def read_pairs(path: Path) -> Pairs:
@@ -75,12 +74,23 @@ class Written:
 
 def check_results(name: str, flag: str) -> Output:
     """Checks a file for results before the model is loaded; a file that has something else is refused."""
+    return check_output(name, flag, RESULTS_FILE)
 
-    def is_ours(output: Output) -> bool:
-        first = output.beginning(MARK_WITHIN).split(b"\n", 1)[0]
-        return first.startswith(b'{"prompt": ') and b'"log_prob": ' in first
 
-    return check_output(name, flag, "a file of scoremode prob", is_ours)
+def _about(file: IO[bytes]) -> About | None:
+    """A hash of results; None if a line is not written as ours are."""
+    digest = hashlib.sha256()
+    for line in iter(lambda: file.readline(LARGEST), b""):
+        digest.update(line)
+        try:
+            if SequenceScore.from_json(parse(line)).as_line() + b"\n" != line:
+                return None
+        except (ValueError, LookupError, TypeError, AttributeError, msgspec.MsgspecError):
+            return None
+    return frozenset({digest.hexdigest()})
+
+
+RESULTS_FILE = FileKind("a file of scoremode prob", _about, most=1 << 30)
 
 
 def score_to_file(
@@ -107,15 +117,10 @@ def score_to_file(
 
 def _is_there(output: Output, results: Results | None, *, fresh: bool) -> bool:
     """Does the file have these results? RunError if it has others that may not be replaced."""
-    if not output.exists:
-        return False
-    same = False
-    if results is not None:
-        with output.opened(results.path.stat().st_size + 1) as file:
-            same = hashlib.file_digest(file, "sha256").hexdigest() == results.sha256
-    if not (same or fresh):
+    there = standing(output, RESULTS_FILE, frozenset({results.sha256} if results else ()))
+    if there == "foreign" or (there == "other" and not fresh):
         raise RunError(f"{output} has other results", fix="give another --out, or --fresh to replace it")
-    return same
+    return there == "same"
 
 
 def _score(lm: SequenceProbability, pairs: Pairs, kept: KeptResults, progress: Progress | None) -> Results:
