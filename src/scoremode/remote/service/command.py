@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 from scoremode.core.disk.manifests import command_without_secrets
-from scoremode.reports.command import flags
+from scoremode.reports.command import flags, signals
 from scoremode.reports.command.verb import Verb
 
 logger = logging.getLogger(__name__)
@@ -35,6 +35,7 @@ class ServeVerb(Verb):
         flags.add(parser, {"--allow-untested": "start a server that scoremode was not tested with"})
 
     def run(self, parsed: argparse.Namespace) -> None:
+        from scoremode.engines.vllm.processes import VllmLog
         from scoremode.remote.service.starting import ServiceOptions, become, command
 
         options = ServiceOptions(
@@ -43,7 +44,13 @@ class ServeVerb(Verb):
             allow_untested=parsed.allow_untested,
             api_key_env=tuple(parsed.api_key_env or ()),
         )
-        made = command(parsed.model, options, getattr(parsed, "passed_on", []))
+        signals.nothing_is_kept("start it again")
+        log = VllmLog()
+        try:
+            with log.taking_output():  # vLLM's own, while it reads the flags
+                made = command(parsed.model, options, getattr(parsed, "passed_on", []))
+        finally:
+            log.discard()
         logger.info("starting %s", shlex.join(command_without_secrets(made.words)))
         asked = f"scoremode ppl {shlex.quote(made.model)} --engine {made.address} --corpus wikitext2"
         logger.info("the server loads its libraries and the weights, warms up and tests itself, which takes minutes")

@@ -8,7 +8,9 @@ import socket
 import sys
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from itertools import zip_longest
 from pathlib import Path
@@ -29,11 +31,12 @@ from scoremode.engines.vllm.start import (
     runner_defaults,
 )
 from scoremode.engines.vllm.wire import KEY
-from scoremode.errors import InputError, OptionError
+from scoremode.errors import InputError, OptionError, shortened
 from scoremode.remote.service.access import KEYS, digest_of
 
 PLUGINS_FROM = (0, 26)  # the first version with endpoint plugins
 MIDDLEWARE = "scoremode.remote.service.endpoint.ScoreMiddleware"  # for older ones
+RUNNING = "scoremode.remote.service.running"  # runs the module that it is given
 ACCESS = "scoremode.remote.service.access.Access"
 ENDPOINT_GROUP = "vllm.endpoint_plugins"
 OTHER_GROUPS = (
@@ -48,6 +51,8 @@ OURS = {
 }
 SWITCHES = {"kv_sharing_fast_prefill", "enforce_eager", "trust_remote_code", "skip_tokenizer_init", "headless", "omni"}
 PORT = 8000  # vLLM's own default
+READY = "scoremode: the self-test passed"  # in the server's log
+PARSERS = ("vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.openai.cli_args")  # the second before 0.32
 VLLM_KEY = "VLLM_API_KEY"  # a key may be there instead
 
 
@@ -106,8 +111,10 @@ def command(model: str, options: ServiceOptions, flags: Sequence[str]) -> Comman
     host, port = given.get("host") or "localhost", _port(given)
     name, folder = given.get("served_model_name") or model, _folder(model, given.get("revision"))
     named = ["--served-model-name", model] if model == EMBEDDED and name == model else []
-    words = [*_program(folder), *flags, *named, *_score_mode(folder, given, options)]
-    environment = _environment(given)
+    settings = [*flags, *named, *_score_mode(folder, given, options)]
+    words, environment = [*_program(folder), *settings], _environment(given)
+    with support.environment({}, environment):
+        _check_with_vllm([folder, *settings])
     if support.version_numbers(installed) >= PLUGINS_FROM:
         environment["VLLM_PLUGINS"] = _plugins()
     else:
@@ -163,6 +170,46 @@ def _refuse(given: dict[str, str | None]) -> None:
             raise OptionError(f"--{name.replace('_', '-')}-parallel-size is not a number of ranks", fix="give a number")
     named.pop("data_parallel_size", None)  # the engine in one process refuses it; a server has it
     support.check_arguments({name: value for name, value in named.items() if name not in support.OURS})
+
+
+def _check_with_vllm(words: list[str]) -> None:
+    """Has vLLM read the flags and the model's config as its server will, which would take minutes to refuse them."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    for home in PARSERS:
+        with suppress(ImportError):
+            serving = import_module(home)
+            break
+    else:
+        return  # an untested version: it will say itself what it refuses
+    parser = serving.make_arg_parser(FlexibleArgumentParser())
+    parser.error = _raise
+    variables = dict(os.environ)
+    try:
+        parsed = parser.parse_args(words)
+        parsed.model = parsed.model_tag
+        serving.validate_parsed_serve_args(parsed)
+        AsyncEngineArgs.from_cli_args(parsed).create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+    except Exception as error:
+        raise OptionError(f"vLLM refuses to start: {_reason(error)}", fix="change that, or leave it out") from None
+    finally:  # vLLM sets some, for an engine in this process
+        os.environ.clear()
+        os.environ.update(variables)
+
+
+def _raise(message: str) -> NoReturn:
+    raise ValueError(message.removeprefix("argument "))
+
+
+def _reason(error: Exception) -> str:
+    """What an error of vLLM says, in one line; those of pydantic have a table of what is wrong."""
+    if not callable(table := getattr(error, "errors", None)):
+        return shortened(str(error).strip().partition("\n")[0] or type(error).__name__, 300)
+    first = table()[0]
+    name = ".".join(map(str, first["loc"]))
+    return shortened(f"{name}: {first['msg']}" if name else first["msg"].removeprefix("Value error, "), 300)
 
 
 def _program(model: str) -> list[str]:
@@ -259,4 +306,5 @@ def become(made: Command) -> NoReturn:
     }
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(made.words[0], made.words, {**os.environ, **made.environment, **own})
+    words = [sys.executable, "-m", RUNNING, *made.words[2:]]
+    os.execve(words[0], words, {**os.environ, **made.environment, **own})
