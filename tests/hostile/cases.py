@@ -13,7 +13,7 @@ from itertools import count
 from scoremode.cli.commands import build_parser
 from scoremode.cli.parser import WRITTEN
 from tests.hostile.gguf_inputs import ABORTING, GGUFS
-from tests.hostile.inputs import JOURNALS, KLDS, MODELS, QUESTION, REFERENCES, ROLLOUTS, RUNS
+from tests.hostile.inputs import JOURNALS, KLDS, MODELS, QUESTION, RECORDS, REFERENCES, ROLLOUTS, RUNS
 
 VALUES = {
     "empty": "",
@@ -265,6 +265,7 @@ MODEL_LINES = {  # words of the line, where more can be asked than that there is
 }
 NOTED = {"config-layers-fewer"}  # a note that says so will do, with exit code 0
 NOT_TO_SCORE = {"good", "other-vocabulary"}  # nothing is wrong with them alone
+NEEDING_LIMITS = {"config-endless", "tokenizer-endless", "tokenizer-doubling"}  # see LIMITED
 ONLY_FOR_CHAT = {name for name in MODELS if name.startswith("template-")}
 
 PROB = "prob table:uniform"
@@ -719,12 +720,67 @@ def flag_cases(every: bool) -> Iterator[Case]:
             if not flag or not command or action.nargs == 0 or f" {flag} " in command or (flag in once and not every):
                 continue
             once.add(flag)
-            values = NAMES if action.type in (None, str) else ENDS
+            values: tuple[str, ...] = NAMES if action.type in (None, str) else ENDS
             if action.dest in WRITTEN:
                 values = NAMES[1:2]
             for value in values if every else [values[next(turns) % len(values)]]:
                 yield Case("flags", f"{INSTEAD.get(flag, command)} {flag}={value}", (), (0, 1, 2))
 
+
+COMPARED = "compare table:uniform table:successor"
+NOBODY = [
+    *(f"{verb} ~nouser/x --text abc" for verb in ("ppl", "plan", "paths --vary noise")),
+    *(f"{verb} --text abc" for verb in ("compare ~nouser/x table:uniform", "compare table:uniform ~nouser/x")),
+    "prob ~nouser/x --prompt a --target b",
+    "rollouts ~nouser/x --prompt ab --out {nothing-here}",
+    "reference ~nouser/x --text abc --out {nothing-here}",
+    "attribute ~nouser/x rtn:4:16 --text abcdef",
+    "attribute {model:good} ~nouser/x --text abcdef",
+    "attribute {model:good} rtn:4:16 --text abcdef --bits-budget 8 --write-recipe ~nouser/x",
+    "tasks ~nouser/a ~nouser/b",
+    "serve ~nouser/x",
+    "report ~nouser/x",
+    "card ~nouser/x",
+    "ppl {model:good} --text abc --adapter ~nouser/x",
+    f"{ABC} --tokenizer ~nouser/x",
+    f"{PPL} --corpus ~nouser/x",
+    f"{PPL} --corpus rollouts:~nouser/x",
+    f"{PROB} --file ~nouser/x",
+    "rollouts table:uniform --prompts ~nouser/x --out {nothing-here}",
+]
+OUTPUTS = [  # nothing of the user's is changed
+    f"{COMPARED} --text abc --records {{my-records}}",
+    f"{COMPARED} --text other --records {{stock:records}}",
+    f"{COMPARED} --text abc --out {{my-runs}}",
+    f"{COMPARED} --text abc --out {{my-runs}} --fresh",
+    f"{COMPARED} --text abc --out {{my-records}}",
+    "card {stock:compared} --dialect json --out {my-records}",
+    "card {stock:compared} --dialect json --out {my-runs}",
+    *(
+        f"card {{stock:compared}} --dialect eval-results --benchmark org/x --out {{{place}}}"
+        for place in ("my-evaluations", "my-records")
+    ),
+    f"{PPL} <question> --out {{my-temporaries}}",
+    f"{PPL} <question> --out {{my-temporaries}} --fresh",
+    "reference table:uniform <question> --out {my-temporaries}",
+    f"{COMPARED} --text abc --out {{my-temporaries}}",
+    f"{COMPARED} --text abc --records {{my-temporaries}}",
+    "rollouts table:uniform --prompt ab --max-tokens 2 --out {my-temporaries}",
+]
+LIMITED = [  # without a limit of ours, they would take all memory there is
+    f"{PPL} --corpus {{endless.jsonl}}",
+    f"{PPL} --corpus {{endless.txt}}",
+    f"{PPL} --corpus {{endless.parquet}}",
+    f"{PPL} --corpus answers:{{endless.jsonl}}",
+    f"{PROB} --file {{endless.jsonl}}",
+    "rollouts table:uniform --prompts {endless.jsonl} --out {nothing-here}",
+    "report {endless.json}",
+    "report {run:manifest-endless}",
+    "report {run:scores-endless}",
+    "report {record:endless}",
+    f"{PPL} <question> --out {{run:manifest-endless}}",
+    *(f"ppl {{model:{name}}} <question>" for name in ("config-endless", "tokenizer-endless", "tokenizer-doubling")),
+]
 
 RUN_COMMANDS = ("report {%s}", "report {%s} -o {nothing-here}", "compare {%s} {stock:run}", "compare {stock:run} {%s}")
 
@@ -738,7 +794,7 @@ def all_cases(every: bool = False) -> list[Case]:
     for name, content in {"empty": b"", "one byte": b"x", "not UTF-8": b"\xff\xfe"}.items():
         words = "UTF-8" if content[:1] == b"\xff" else ""
         cases.append(Case(f"stdin {name}", f"{PPL} --corpus -", (words,), stdin=content))
-    for name in [name for name in MODELS if name not in NOT_TO_SCORE | ONLY_FOR_CHAT]:
+    for name in [name for name in MODELS if name not in NOT_TO_SCORE | ONLY_FOR_CHAT | NEEDING_LIMITS]:
         codes = (0, 2) if name in NOTED else (2,)
         cases.append(Case("models", f"ppl {{model:{name}}} <question>", MODEL_LINES.get(name, ()), codes))
     for name in ("config-cut", "no-weights", "weights-cut", "header-deep", "tokenizer-cut", "no-config"):
@@ -773,6 +829,19 @@ def all_cases(every: bool = False) -> list[Case]:
     cases += [Case("formerly wrong", command, (), (0, 2)) for command in NOT_UTF8]
     cases += [Case("faults", command, (words,)) for command, words in FAULTS]
     cases += flag_cases(every)
+    cases += [Case("names", command, ()) for command in NOBODY]
+    for where in ("Ollama's models", "the cache"):
+        cases.append(Case("names", "ppl ollama:x --text abc", (), streams=f"with {where} at nobody's"))
+    cases += [Case("outputs", command, (), (0, 2)) for command in OUTPUTS]
+    for number, name in enumerate(RECORDS):
+        if every or name != "many-groups":  # two thousand files
+            commands = f"report {{record:{name}}}", f"report {{record:{name}}} -o {{nothing-here}}"
+            cases += [
+                Case("records", command, (), (0, 2)) for command in (commands if every else commands[number % 2 :][:1])
+            ]
+    if every:
+        cases += [Case("limits", command, (), streams="in 6 GB of memory") for command in LIMITED]
+        cases.append(Case("limits", f"{PPL} --corpus -", (), streams="with endless input"))
     if every:
         cases += [Case("serve", command, (words,), seconds=60) for command, words in WITH_VLLM]
     cases += [Case("streams", command, words, codes, streams=how) for command, how, codes, words in STREAMS]

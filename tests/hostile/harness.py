@@ -89,8 +89,8 @@ def run(case: Case, words: list[str]) -> Outcome:
             code = HUNG
         finally:
             sys.stdin = stdin
-        texts = (path.read_text(errors="replace") for path in (out, err))
-        return Outcome(code, *texts, _processor_seconds() - begun)
+        spent = _processor_seconds() - begun
+        return Outcome(code, out.read_text(errors="replace"), err.read_text(errors="replace"), spent)
 
 
 @contextlib.contextmanager
@@ -145,7 +145,6 @@ STREAMS = {  # how a shell sets them
     "with endless input": "ulimit -v 6000000; {command} < /dev/zero",
     "with Ollama's models at nobody's": "OLLAMA_MODELS=~nouser/x {command}",
     "with the cache at nobody's": "SCOREMODE_CACHE=~nouser/x {command}",
-    "with the cache at the cache of nobody": "XDG_CACHE_HOME=~nouser/x SCOREMODE_CACHE= {command}",
     "with the cache at a URI": "SCOREMODE_CACHE=s3://bucket/cache {command}",
 }
 
