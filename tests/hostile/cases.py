@@ -661,14 +661,14 @@ FAULTS = [
     ("serve {model:good} --served-model-name x --port <bad-byte>", "is not a port|vLLM is not installed"),
 ]
 WITH_VLLM = [  # its import takes ten seconds of processor time: in benchmarks/hostile.py alone
-    ("serve {model:good} --max-model-len -5", "max_model_len: Input should be"),
+    ("serve {model:good} --max-model-len -5", "max_model_len Input should be"),
     ("serve {model:good} --max-model-len 0", "max_model_len must be a positive integer"),
     ("serve {model:good} --max-model-len x", "--max-model-len: invalid"),
     ("serve {model:good} --max-model-len 9223372036854775808", "is greater than the derived"),
     ("serve {model:good} --max-num-seqs -1", "Input should be"),
     ("serve {model:good} --max-num-batched-tokens 1e308", "--max-num-batched-tokens: invalid"),
     ("serve {model:good} --gpu-memory-utilization nan", "gpu_memory_utilization"),
-    ("serve {model:good} --gpu-memory-utilization 2", "gpu_memory_utilization: Input should be"),
+    ("serve {model:good} --gpu-memory-utilization 2", "gpu_memory_utilization Input should be"),
     ("serve {model:good} --no-such-flag", "unrecognized arguments: --no-such-flag"),
     ("serve {model:good} --quantization nope", "Unknown quantization method: nope"),
     ("serve {model:good} --dtype float99", "--dtype: invalid choice"),

@@ -207,6 +207,7 @@ def test_the_key_is_wanted_and_shown_nowhere(served: ServedModel) -> None:
     with pytest.raises(OptionError, match="wants a key"):
         sm.ppl("llama", engine=served.address, text=TEXT)
     assert "scoremode: starting" in served.said()
+    assert "scoremode: the server is ready" in served.said()
     assert KEY not in served.said()
 
 

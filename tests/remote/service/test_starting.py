@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
 import sys
 from pathlib import Path
@@ -59,12 +60,12 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "ranks that are no number": (["--tensor-parallel-size", "two"], "is not a number"),
     "replicas that are no number": (["--data-parallel-size", "-1.5"], "is not a number"),
     "more ranks than atoms": (["--tensor-parallel-size", "9" * 5000], "is not a number"),
-    "a length below 0": (["--max-model-len", "-5"], "max_model_len: Input should be"),
+    "a length below 0": (["--max-model-len", "-5"], "max_model_len Input should be"),
     "no length": (["--max-model-len=0"], "max_model_len must be a positive integer"),
     "a length in words": (["--max-model-len", "x"], "--max-model-len: invalid"),
     "more than the model's context": (["--max-model-len", "99999"], "is greater than the derived"),
     "no sequence at a time": (["--max-num-seqs", "0"], "Input should be greater"),
-    "a share above 1": (["--gpu-memory-utilization", "3"], "gpu_memory_utilization: Input should be"),
+    "a share above 1": (["--gpu-memory-utilization", "3"], "gpu_memory_utilization Input should be"),
     "an unknown flag": (["--no-such-flag", "3"], "unrecognized arguments: --no-such-flag"),
     "a second name": (["another-model"], "unrecognized arguments: another-model"),
     "an unknown quantization": (["--quantization", "nope"], "Unknown quantization method: nope"),
@@ -184,8 +185,9 @@ def test_the_process_becomes_the_server(monkeypatch: pytest.MonkeyPatch) -> None
     found: dict[str, Any] = {}
     monkeypatch.setattr(os, "execve", lambda program, words, environment: found.update(words=words, **environment))
     become: Any = starting.become
-    become(starting.Command([sys.executable, "-m", "server", "x"], {"A": "1"}, "http://x", "m"))
-    assert (found["words"], found["A"]) == ([sys.executable, "-m", starting.RUNNING, "server", "x"], "1")
+    become(starting.Command([sys.executable, "-m", "server", "serve", "org/m", "x"], {"A": "1"}, "http://x", "m"))
+    assert found["words"][1:] == ["-m", "scoremode", "serve", "org/m"]
+    assert (json.loads(found[starting.WORDS]), found["A"]) == (["server", "serve", "org/m", "x"], "1")
     assert found["SCOREMODE_VLLM_PARENT"] == str(os.getpid())
     assert len(found["SCOREMODE_SERVICE_INSTANCE"]) == 32
 
@@ -205,8 +207,9 @@ def test_a_server_that_does_not_start_is_one_line(name: str, tmp_path: Path) -> 
     code, exit_code, last, is_shown = PLANTED[name]
     planted = f"import os, sys, time\nprint('many lines\\n' * 167, file=sys.stderr)\n{code}"
     (tmp_path / "planted_server.py").write_text(planted)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    command = [sys.executable, "-m", starting.RUNNING, "planted_server", "--port", "1"]
+    words = {starting.WORDS: json.dumps(["planted_server", "--port", "1"])}
+    environment = {**os.environ, **words, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-m", "scoremode", "serve", "m"]
     done = forked.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
     lines = done.stderr.splitlines()
     assert done.returncode == exit_code

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
+import os
 import shlex
 import subprocess
 import sys
@@ -36,15 +38,19 @@ class ServeVerb(Verb):
 
     def run(self, parsed: argparse.Namespace) -> None:
         from scoremode.engines.vllm.processes import VllmLog
-        from scoremode.remote.service.starting import ServiceOptions, become, command
+        from scoremode.remote.service.running import run_server
+        from scoremode.remote.service.starting import WORDS, ServiceOptions, become, command
 
+        signals.nothing_is_kept("start it again")
+        if words := os.environ.pop(WORDS, None):
+            run_server(json.loads(words))
+            return
         options = ServiceOptions(
             head=parsed.head,
             head_kernel=parsed.head_kernel,
             allow_untested=parsed.allow_untested,
             api_key_env=tuple(parsed.api_key_env or ()),
         )
-        signals.nothing_is_kept("start it again")
         log = VllmLog()
         try:
             with log.taking_output():  # vLLM's own, while it reads the flags

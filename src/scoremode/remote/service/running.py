@@ -1,57 +1,47 @@
 """vLLM's server in this process, which ``starting`` made for it.
 
-Until the server is ready, its output goes to a log alone: a start that fails is one line, and not vLLM's 167.
+Until it is ready, its output goes to a log alone: a start that fails is one line, and not vLLM's 167.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import runpy
+import signal
 import sys
 import threading
 import time
-from typing import NoReturn
+from typing import Any
 
-from scoremode import errors
+from scoremode.core.engine import base
 from scoremode.engines.vllm.processes import VllmLog
-from scoremode.errors import EngineError, ScoremodeError
+from scoremode.errors import EngineError
 from scoremode.remote.service.starting import READY
-from scoremode.reports.command import signals
 
 SECONDS = 0.5  # between two looks at the log
+logger = logging.getLogger(__name__)
 
 
-def main() -> NoReturn:
-    errors.names_flags = True
-    signals.install()
-    signals.nothing_is_kept("start it again")
-    code = 0
-    try:
-        _serve(*sys.argv[1:2])
-    except ScoremodeError as error:
-        code = 2
-        _say(str(error))
-    except KeyboardInterrupt:  # without a code of ours, vLLM handled it: it takes SIGTERM while it starts
-        code = signals.exit_code() or 143
-        if signals.exit_code() is None:
-            _say(signals.line(code - 128))
-    if code:
-        os._exit(code)
-    sys.exit(0)
-
-
-def _serve(module: str) -> None:
-    del sys.argv[0]
+def run_server(words: list[str]) -> None:
+    """Runs a module with its arguments until the server ends."""
+    base.may_hang_at_exit = True
     log, terminal = VllmLog(), (os.dup(1), os.dup(2))
+    terminate: Any = signal.getsignal(signal.SIGTERM)
     if log.path is not None:
-        _say(f"until it is ready, its output goes to {log.path}")
+        logger.info("until it is ready, its output goes to %s", log.path)
         threading.Thread(target=_show_when_ready, args=(log, terminal), daemon=True).start()
     with log.taking_output(), log.explaining("the server ended", EngineError):
+        sys.argv[:] = words
         try:
-            runpy.run_module(module, run_name="__main__", alter_sys=True)
+            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
         except SystemExit as ended:
             if ended.code:
                 raise RuntimeError(f"exit code {ended.code}") from None
+        except KeyboardInterrupt as error:
+            if error.args:  # vLLM's own, which it makes of SIGTERM while it starts
+                terminate(signal.SIGTERM, None)
+            raise
     log.discard()
 
 
@@ -61,12 +51,4 @@ def _show_when_ready(log: VllmLog, terminal: tuple[int, int]) -> None:
         time.sleep(SECONDS)
     for number, copy in enumerate(terminal, start=1):
         os.dup2(copy, number)
-    _say("the server is ready")
-
-
-def _say(line: str) -> None:
-    os.write(2, f"scoremode: {line}\n".encode())
-
-
-if __name__ == "__main__":
-    main()
+    logger.info("the server is ready")
