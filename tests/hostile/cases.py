@@ -776,7 +776,6 @@ LIMITED = [  # without a limit of ours, they would take all memory there is
     "rollouts table:uniform --prompts {endless.jsonl} --out {nothing-here}",
     "report {endless.json}",
     "report {run:manifest-endless}",
-    "report {run:scores-endless}",
     "report {record:endless}",
     f"{PPL} <question> --out {{run:manifest-endless}}",
     *(f"ppl {{model:{name}}} <question>" for name in ("config-endless", "tokenizer-endless", "tokenizer-doubling")),

@@ -463,10 +463,7 @@ RUNS: dict[str, Damage] = {
     "scores-folder": file_of(SCORES, a_folder),
     "scores-text": file_of(SCORES, holding("not parquet")),
 }
-ENDLESS_RUNS: dict[str, Damage] = {
-    "manifest-endless": file_of(MANIFEST, endless),
-    "scores-endless": file_of(SCORES, endless),
-}
+ENDLESS_RUNS: dict[str, Damage] = {"manifest-endless": file_of(MANIFEST, endless)}
 REFERENCES: dict[str, Damage] = {
     f"{name}-{damage.__name__}": file_of(name, damage)
     for name in ("reference.json", MANIFEST, SCORES)
