@@ -198,7 +198,15 @@ PLANTED = {  # what a server says and does: the exit code, the last line, and wh
     "leaves": ("sys.exit(3)", 2, "(exit code 3)", False),
     "ends": ("sys.exit(0)", 0, "until it is ready, its output goes to", False),
     "is told to end": ("os.kill(os.getpid(), 15); time.sleep(9)", 143, "terminated; nothing was kept", False),
-    "ends as vLLM does": ("raise KeyboardInterrupt('terminated')", 143, "terminated; nothing was kept", False),
+    "swallows it": (
+        "try:\n    os.kill(os.getpid(), 15)\nexcept BaseException:\n    time.sleep(50)",
+        *(143, "terminated; nothing was kept", False),
+    ),
+    "makes an interrupt of it": (
+        "import signal\ndef end(*_): raise KeyboardInterrupt('terminated')\nend.__module__ = 'vllm.entrypoints.x'\n"
+        "signal.signal(15, end)\ntry:\n    os.kill(os.getpid(), 15)\nexcept BaseException:\n    time.sleep(50)",
+        *(143, "terminated; nothing was kept", False),
+    ),
 }
 
 
