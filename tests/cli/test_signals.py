@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from ast import literal_eval
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +168,54 @@ sys.meta_path.insert(0, Interrupting)
     assert (process.returncode, out) == (130, "")
     assert err.startswith("scoremode: interrupted; ")
     assert err.count("\n") == 1
+
+
+EVERYWHERE = """
+import collections, os, select, signal, sys
+counts, this, modules = collections.Counter(), os.getpid(), 0
+class Forking:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        global modules
+        signals = sys.modules.get("scoremode.reports.command.signals")
+        if os.getpid() != this or not hasattr(signals, "_forget") or not signals._replaced:
+            return
+        modules += 1
+        if modules % 8 and name not in ("datetime", "_datetime"):
+            return
+        reader, writer = os.pipe()
+        if not os.fork():
+            for number in signals._replaced:  # as in the process that was forked
+                signal.signal(number, signals._stop)
+            os.dup2(writer, signals._terminal[0])
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        os.close(writer)
+        lines = os.read(reader, 1000).count(b"\\n") if select.select([reader], [], [], 20)[0] else "hangs"
+        counts[os.waitstatus_to_exitcode(os.wait()[1]), lines] += 1
+sys.meta_path.insert(0, Forking)
+import atexit
+atexit.register(lambda: os.getpid() == this and print(dict(counts), file=sys.stderr))
+"""
+
+
+def test_a_signal_at_any_import_is_one_line_and_the_right_exit_code() -> None:
+    """A library in C whose import fails while it is loaded itself may crash: pyarrow did, at datetime."""
+    process = start(EVERYWHERE, *ASKED, process=subprocess.Popen)
+    _, said = process.communicate(timeout=120)
+    counts = literal_eval(said.splitlines()[-1])
+    assert list(counts) == [(143, 1)]
+    assert counts[143, 1] > 20
+
+
+@pytest.mark.parametrize("number", LINES, ids=lambda n: n.name)
+def test_a_signal_before_any_work_is_one_line(number: signal.Signals) -> None:
+    finder = (
+        "import os, sys\nclass Finder:\n    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == 'scoremode.reports.command.signals':\n            os.kill(os.getpid(), {int(number)})\n"
+        "sys.meta_path.insert(0, Finder())"
+    )
+    process = start(finder, "info", "methods", process=subprocess.Popen)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert said == f"scoremode: {'interrupted' if number == signal.SIGINT else 'terminated'}; nothing was begun yet\n"

@@ -6,10 +6,14 @@ case; ``<name>`` a value of VALUES that cannot be typed in a table. Unless a row
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 
+from scoremode.cli.commands import build_parser
+from scoremode.cli.parser import WRITTEN
 from tests.hostile.gguf_inputs import ABORTING, GGUFS
-from tests.hostile.inputs import JOURNALS, KLDS, MODELS, QUESTION, REFERENCES, ROLLOUTS, RUNS
+from tests.hostile.inputs import JOURNALS, KLDS, MODELS, QUESTION, RECORDS, REFERENCES, ROLLOUTS, RUNS
 
 VALUES = {
     "empty": "",
@@ -35,6 +39,7 @@ class Case:
     same: bool = False  # where the exit code is 0: it was resumed, to the numbers of an undisturbed run
     stdin: bytes = b""
     process: bool = False  # in a process of its own
+    seconds: float = 10.0  # of processor time that it may take
     streams: str = ""  # a process of its own, with a stream that is closed or an odd environment: see harness.py
 
     def __str__(self) -> str:
@@ -260,6 +265,7 @@ MODEL_LINES = {  # words of the line, where more can be asked than that there is
 }
 NOTED = {"config-layers-fewer"}  # a note that says so will do, with exit code 0
 NOT_TO_SCORE = {"good", "other-vocabulary"}  # nothing is wrong with them alone
+NEEDING_LIMITS = {"config-endless", "tokenizer-endless", "tokenizer-doubling"}  # see LIMITED
 ONLY_FOR_CHAT = {name for name in MODELS if name.startswith("template-")}
 
 PROB = "prob table:uniform"
@@ -638,11 +644,148 @@ NOT_UTF8 = (  # answered with a result
     "attribute {model:good} rtn:4:999999 --text abcdefabcdef --dtype float32 --context-length 4",  # took all memory
 )
 
+FAULTS = [
+    ("paths table:uniform --text abc --report=--", "--report needs a value"),
+    ("tasks {stock:run} {stock:run} --metric=--", "--metric needs a value"),
+    ("paths table:uniform --text=-- --vary noise", "--text needs a value"),
+    (f"{ABC} --", "nothing takes the argument '--'"),
+    (f"{ABC} --engine http://127.0.0.1:1/a+b", "nothing answers at http://127.0.0.1:1/a+b"),
+    (f"{ABC} --engine 'http://127.0.0.1:1/a b'", "its path must be percent-encoded"),
+    (f"{ABC} --engine http://127.0.0.1:1/é", "its path must be percent-encoded"),
+    (f"{ABC} --engine http://127.0.0.1:1/%zz", "its path must be percent-encoded"),
+    (f"{ABC} --engine http:///a", "it names no host"),
+    (f"{ABC} --engine http://[::1", "its host or port is wrong"),
+    (f"{ABC} --engine http://h:99999", "its host or port is wrong"),
+    (f"{ABC} --engine http://<bad-byte>:1", "it names no host"),
+    ("serve <bad-byte>", "there is no model|vLLM is not installed"),
+    ("serve {model:good} --served-model-name x --port <bad-byte>", "is not a port|vLLM is not installed"),
+]
+WITH_VLLM = [  # its import takes ten seconds of processor time: in benchmarks/hostile.py alone
+    ("serve {model:good} --max-model-len -5", "max_model_len Input should be"),
+    ("serve {model:good} --max-model-len 0", "max_model_len must be a positive integer"),
+    ("serve {model:good} --max-model-len x", "--max-model-len: invalid"),
+    ("serve {model:good} --max-model-len 9223372036854775808", "is greater than the derived"),
+    ("serve {model:good} --max-num-seqs -1", "Input should be"),
+    ("serve {model:good} --max-num-batched-tokens 1e308", "--max-num-batched-tokens: invalid"),
+    ("serve {model:good} --gpu-memory-utilization nan", "gpu_memory_utilization"),
+    ("serve {model:good} --gpu-memory-utilization 2", "gpu_memory_utilization Input should be"),
+    ("serve {model:good} --no-such-flag", "unrecognized arguments: --no-such-flag"),
+    ("serve {model:good} --quantization nope", "Unknown quantization method: nope"),
+    ("serve {model:good} --dtype float99", "--dtype: invalid choice"),
+    ("serve {model:good} another-model", "unrecognized arguments: another-model"),
+    ("serve {model:good} --chat-template {nothing-here}", "nothing-here|chat template"),
+    ("serve {model:good} --enable-auto-tool-choice", "--tool-call-parser"),
+]
+
+ANSWERED = {  # a command of each verb that ends well, to which a flag is added
+    "ppl": f"{PPL} --text abcdefabcdef",
+    "prob": f"{PROB} --prompt a --target b",
+    "plan": "plan table:uniform --text abcdefabcdef",
+    "paths": PATHS,
+    "rollouts": f"{WRITE} --max-tokens 2 --temperature 1",
+    "compare": "compare table:uniform table:successor --text abcdefabcdef",
+    "reference": "reference table:uniform --text abcdefabcdef --out {nothing-here}",
+    "report": "report {stock:run}",
+    "card": "card {stock:run} {stock:run}",
+    "cache": "cache prune --dry-run",
+    "tasks": "tasks {stock:run} {stock:run}",
+    "info": "info methods",
+    "attribute": "attribute {model:good} rtn:8:16 --text abcdefabcdef --dtype float32 --context-length 4",
+}
+INSTEAD = {  # where a flag replaces what the command has
+    "--corpus": PPL,
+    "--dataset": PPL,
+    "--file": PROB,
+    "--prompts": "rollouts table:uniform --out {nothing-here}",
+}
+ENDS = (
+    *("0", "-1", "2147483648", "9223372036854775807", "9223372036854775808", "18446744073709551616"),
+    *("1e308", "nan", "inf", "1e-320", "-0", "1.5", "<digits>"),
+)
+NAMES = (
+    "<bad-byte>",
+    "{nothing-here}<bad-byte>",
+    "<bad-byte>/x=<bad-byte>",
+    "http://<bad-byte>:1",
+    "s3://<bad-byte>/x",
+)
+
+
+def flag_cases(every: bool) -> Iterator[Case]:
+    """Every flag with numbers at the ends of their range, or with names that are not UTF-8; or each once, with one."""
+    once, turns = set[str](), count()
+    for verb, parser in build_parser().verbs().items():
+        for action in parser._actions:
+            flag, command = (action.option_strings or [""])[-1], ANSWERED.get(verb, "")
+            if not flag or not command or action.nargs == 0 or f" {flag} " in command or (flag in once and not every):
+                continue
+            once.add(flag)
+            values: tuple[str, ...] = NAMES if action.type in (None, str) else ENDS
+            if action.dest in WRITTEN:
+                values = NAMES[1:2]
+            for value in values if every else [values[next(turns) % len(values)]]:
+                yield Case("flags", f"{INSTEAD.get(flag, command)} {flag}={value}", (), (0, 1, 2))
+
+
+COMPARED = "compare table:uniform table:successor"
+NOBODY = [
+    *(f"{verb} ~nouser/x --text abc" for verb in ("ppl", "plan", "paths --vary noise")),
+    *(f"{verb} --text abc" for verb in ("compare ~nouser/x table:uniform", "compare table:uniform ~nouser/x")),
+    "prob ~nouser/x --prompt a --target b",
+    "rollouts ~nouser/x --prompt ab --out {nothing-here}",
+    "reference ~nouser/x --text abc --out {nothing-here}",
+    "attribute ~nouser/x rtn:4:16 --text abcdef",
+    "attribute {model:good} ~nouser/x --text abcdef",
+    "attribute {model:good} rtn:4:16 --text abcdef --bits-budget 8 --write-recipe ~nouser/x",
+    "tasks ~nouser/a ~nouser/b",
+    "serve ~nouser/x",
+    "report ~nouser/x",
+    "card ~nouser/x",
+    "ppl {model:good} --text abc --adapter ~nouser/x",
+    f"{ABC} --tokenizer ~nouser/x",
+    f"{PPL} --corpus ~nouser/x",
+    f"{PPL} --corpus rollouts:~nouser/x",
+    f"{PROB} --file ~nouser/x",
+    "rollouts table:uniform --prompts ~nouser/x --out {nothing-here}",
+]
+OUTPUTS = [  # nothing of the user's is changed
+    f"{COMPARED} --text abc --records {{my-records}}",
+    f"{COMPARED} --text other --records {{stock:records}}",
+    f"{COMPARED} --text abc --out {{my-runs}}",
+    f"{COMPARED} --text abc --out {{my-runs}} --fresh",
+    f"{COMPARED} --text abc --out {{my-records}}",
+    "card {stock:compared} --dialect json --out {my-records}",
+    "card {stock:compared} --dialect json --out {my-runs}",
+    *(
+        f"card {{stock:compared}} --dialect eval-results --benchmark org/x --out {{{place}}}"
+        for place in ("my-evaluations", "my-records")
+    ),
+    f"{PPL} <question> --out {{my-temporaries}}",
+    f"{PPL} <question> --out {{my-temporaries}} --fresh",
+    "reference table:uniform <question> --out {my-temporaries}",
+    f"{COMPARED} --text abc --out {{my-temporaries}}",
+    f"{COMPARED} --text abc --records {{my-temporaries}}",
+    "rollouts table:uniform --prompt ab --max-tokens 2 --out {my-temporaries}",
+]
+LIMITED = [  # without a limit of ours, they would take all memory there is
+    f"{PPL} --corpus {{endless.jsonl}}",
+    f"{PPL} --corpus {{endless.txt}}",
+    f"{PPL} --corpus {{endless.parquet}}",
+    f"{PPL} --corpus answers:{{endless.jsonl}}",
+    f"{PROB} --file {{endless.jsonl}}",
+    "rollouts table:uniform --prompts {endless.jsonl} --out {nothing-here}",
+    "report {endless.json}",
+    "report {run:manifest-endless}",
+    "report {record:endless}",
+    f"{PPL} <question> --out {{run:manifest-endless}}",
+    *(f"ppl {{model:{name}}} <question>" for name in ("config-endless", "tokenizer-endless", "tokenizer-doubling")),
+]
+
 RUN_COMMANDS = ("report {%s}", "report {%s} -o {nothing-here}", "compare {%s} {stock:run}", "compare {stock:run} {%s}")
 
 
-def all_cases() -> list[Case]:
-    """Every row as a case."""
+def all_cases(every: bool = False) -> list[Case]:
+    """Every row as a case; with ``every``, those that take long too."""
     cases = [Case("flags", command, (words,)) for command, words in FLAGS]
     cases += [Case("uris", command, (words,)) for command, words in URIS]
     cases += [Case("replicas", command, (words,)) for command, words in REPLICAS]
@@ -650,7 +793,7 @@ def all_cases() -> list[Case]:
     for name, content in {"empty": b"", "one byte": b"x", "not UTF-8": b"\xff\xfe"}.items():
         words = "UTF-8" if content[:1] == b"\xff" else ""
         cases.append(Case(f"stdin {name}", f"{PPL} --corpus -", (words,), stdin=content))
-    for name in [name for name in MODELS if name not in NOT_TO_SCORE | ONLY_FOR_CHAT]:
+    for name in [name for name in MODELS if name not in NOT_TO_SCORE | ONLY_FOR_CHAT | NEEDING_LIMITS]:
         codes = (0, 2) if name in NOTED else (2,)
         cases.append(Case("models", f"ppl {{model:{name}}} <question>", MODEL_LINES.get(name, ()), codes))
     for name in ("config-cut", "no-weights", "weights-cut", "header-deep", "tokenizer-cut", "no-config"):
@@ -683,5 +826,22 @@ def all_cases() -> list[Case]:
     cases += [Case("fifos", command, (FIFO,)) for command in FIFOS]
     cases += [Case("formerly wrong", command, (words,)) for command, words in FORMERLY_WRONG]
     cases += [Case("formerly wrong", command, (), (0, 2)) for command in NOT_UTF8]
+    cases += [Case("faults", command, (words,)) for command, words in FAULTS]
+    cases += flag_cases(every)
+    cases += [Case("names", command, ()) for command in NOBODY]
+    for where in ("Ollama's models", "the cache"):
+        cases.append(Case("names", "ppl ollama:x --text abc", (), streams=f"with {where} at nobody's"))
+    cases += [Case("outputs", command, (), (0, 2)) for command in OUTPUTS]
+    for number, name in enumerate(RECORDS):
+        if every or name != "many-groups":  # two thousand files
+            commands = f"report {{record:{name}}}", f"report {{record:{name}}} -o {{nothing-here}}"
+            cases += [
+                Case("records", command, (), (0, 2)) for command in (commands if every else commands[number % 2 :][:1])
+            ]
+    if every:
+        cases += [Case("limits", command, (), streams="in 6 GB of memory") for command in LIMITED]
+        cases.append(Case("limits", f"{PPL} --corpus -", (), streams="with endless input"))
+    if every:
+        cases += [Case("serve", command, (words,), seconds=60) for command, words in WITH_VLLM]
     cases += [Case("streams", command, words, codes, streams=how) for command, how, codes, words in STREAMS]
     return sorted(cases, key=lambda case: case.group)

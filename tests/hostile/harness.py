@@ -9,9 +9,11 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +25,8 @@ from tests.hostile.inputs import Stock, make_input
 PROGRAM = [sys.executable, "-c", "from scoremode.cli.main import entry; entry()"]
 NAMED = re.compile(r"\{([^}]+)\}")
 VALUE = re.compile(r"<([a-z-]+)>")
-SECONDS = 120
+HANGS = 60.0  # seconds of wall time after which a command is ended
+HUNG = 124  # the exit code of such a command, as timeout(1) gives it
 PROGRESS = re.compile(r", for \d+ s$|tokens/s")  # lines of a command that takes longer than 30 s
 
 
@@ -32,6 +35,11 @@ class Outcome:
     code: int
     out: str
     err: str
+    seconds: float = 0.0  # of processor time
+
+
+class HangError(BaseException):
+    """A command did not end. The class is no Exception, so that the command cannot explain it."""
 
 
 def problems(case: Case, folder: Path, stock: Stock) -> list[str]:
@@ -68,18 +76,44 @@ def arguments(case: Case, folder: Path, stock: Stock, made: dict[str, Path]) -> 
 # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def run(case: Case, words: list[str]) -> Outcome:
     """In this process, with both output streams caught at their descriptors: libraries write past Python's."""
-    stdin = sys.stdin
+    stdin, begun = sys.stdin, _processor_seconds()
     sys.stdin = io.TextIOWrapper(io.BytesIO(case.stdin))
     with tempfile.TemporaryDirectory() as name:
         out, err = Path(name) / "out", Path(name) / "err"
         try:
-            with _into(1, out), _into(2, err):
+            with _into(1, out), _into(2, err), _ended_after(HANGS):
                 code = main(words)
         except SystemExit as ended:  # argparse ends this way
             code = ended.code if isinstance(ended.code, int) else 1
+        except HangError:
+            code = HUNG
         finally:
             sys.stdin = stdin
-        return Outcome(code, out.read_text(errors="replace"), err.read_text(errors="replace"))
+        spent = _processor_seconds() - begun
+        return Outcome(code, out.read_text(errors="replace"), err.read_text(errors="replace"), spent)
+
+
+@contextlib.contextmanager
+def _ended_after(seconds: float) -> Iterator[None]:
+    """HangError in a command that takes longer. The timer of the test itself goes on afterwards."""
+
+    def end(*_: object) -> None:
+        raise HangError
+
+    handler = signal.signal(signal.SIGALRM, end)
+    before, begun = signal.setitimer(signal.ITIMER_REAL, seconds), time.monotonic()
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+        left = max(before[0] - (time.monotonic() - begun), 0.001) if before[0] else 0.0
+        signal.setitimer(signal.ITIMER_REAL, left, before[1])
+
+
+def _processor_seconds() -> float:
+    """Of this process and of the processes that it has started and that have ended."""
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system
 
 
 @contextlib.contextmanager
@@ -99,6 +133,7 @@ def _into(number: int, path: Path) -> Iterator[None]:
             os.close(kept)
 
 
+LARGE = 1 << 28  # a file that is not read to see whether it has changed
 STREAMS = {  # how a shell sets them
     "": "{command}",
     "in ascii": "PYTHONIOENCODING=ascii {command}",
@@ -106,6 +141,10 @@ STREAMS = {  # how a shell sets them
     "with -OO": "PYTHONOPTIMIZE=2 {command}",
     "without a home": "HOME=/dev/null/home XDG_CACHE_HOME= SCOREMODE_CACHE= {command}",
     "with no number of threads": "OMP_NUM_THREADS=x {command}",
+    "in 6 GB of memory": "ulimit -v 6000000; {command}",
+    "with endless input": "ulimit -v 6000000; {command} < /dev/zero",
+    "with Ollama's models at nobody's": "OLLAMA_MODELS=~nouser/x {command}",
+    "with the cache at nobody's": "SCOREMODE_CACHE=~nouser/x {command}",
     "with the cache at a URI": "SCOREMODE_CACHE=s3://bucket/cache {command}",
 }
 
@@ -114,20 +153,33 @@ def run_process(case: Case, words: list[str]) -> Outcome:
     """In a process of its own, where streams are set as a shell would."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     line = STREAMS[case.streams].format(command=shlex.join([*PROGRAM, *words]))
-    done = subprocess.run(
+    begun = _processor_seconds()
+    with subprocess.Popen(
         ["/bin/sh", "-c", line],
-        input=case.stdin,
-        capture_output=True,
-        check=False,
-        timeout=SECONDS,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         env=environment | {"HF_HUB_OFFLINE": "1"},
-    )
-    return Outcome(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+        start_new_session=True,
+    ) as process:
+        try:
+            out, err = process.communicate(case.stdin, timeout=HANGS)
+            code = process.returncode
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            out, err = process.communicate()
+            code = HUNG
+    return Outcome(code, out.decode(errors="replace"), err.decode(errors="replace"), _processor_seconds() - begun)
 
 
 # ── judging ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _wrong_answer(case: Case, found: Outcome, stock: Stock, made: dict[str, Path]) -> Iterator[str]:
     said = found.out + found.err
+    if found.code == HUNG:
+        yield f"did not end within {HANGS:.0f} s"
+        return
+    if found.seconds > case.seconds:
+        yield f"took {found.seconds:.0f} s of processor time, and may take {case.seconds:.0f} s"
     if found.code not in case.codes:
         yield f"exit code {found.code}, wanted {' or '.join(map(str, case.codes))}"
     if "Traceback" in said or "bug in scoremode" in said:
@@ -169,6 +221,8 @@ def _state(path: Path) -> str:
         return f"link to {os.readlink(path)}"
     if path.is_dir():
         return "folder"
+    if path.is_file() and path.stat().st_size > LARGE:
+        return f"{path.stat().st_size} bytes"
     if not path.is_file():
         return "device"
     return hashlib.sha256(path.read_bytes()).hexdigest()

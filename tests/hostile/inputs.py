@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import math
 import os
@@ -39,9 +41,12 @@ class Stock:
     rollouts: Path  # finished: texts of table:uniform
     kld: Path  # base logits of the model
     gguf: Path  # the model as a GGUF file
+    compared: Path  # the runs of compare table:uniform table:successor
+    records: Path  # its record
 
     @staticmethod
     def make(folder: Path) -> Stock:
+        from scoremode.cli.main import main
         from scoremode.core.verbs.ppl import ppl
         from scoremode.core.verbs.reference import reference
         from scoremode.studies.rollouts.rollouts import rollouts
@@ -54,6 +59,9 @@ class Stock:
         interrupted(str(model), folder / "partial", asked)
         reference(str(model), folder / "reference", **asked)
         rollouts("table:uniform", ["ab", "cd"], samples=2, temperature=1, max_tokens=4, out=folder / "rollouts")
+        places = ["--out", str(folder / "compared"), "--records", str(folder / "records")]
+        with contextlib.redirect_stdout(io.StringIO()):
+            main(["compare", "table:uniform", "table:successor", "--text", "abcdef", *places])
         kld = folder / "base.kld"
         reference(str(model), kld=kld, text=TEXT, context_length=32)
         return Stock(
@@ -67,6 +75,8 @@ class Stock:
             folder / "rollouts",
             kld,
             gguf_of(model, folder / "good.gguf"),
+            folder / "compared",
+            folder / "records",
         )
 
 
@@ -125,6 +135,12 @@ def holding(content: str | bytes) -> Damage:
         path.write_bytes(content.encode() if isinstance(content, str) else content)
 
     return write
+
+
+def endless(path: Path) -> None:
+    """64 GiB of zeros in one line, which take no space on the disk."""
+    with path.open("wb") as file:
+        file.truncate(1 << 36)
 
 
 def file_of(name: str, damage: Damage) -> Damage:
@@ -208,6 +224,10 @@ FILES: dict[str, Damage] = {
     "second-bad.jsonl": holding('{"prompt": "ab", "target": "cd"}\n{"prompt": "ab"}\n'),
     "half-pair-target.jsonl": holding('{"prompt": "x", "target": "\\ud800"}\n'),
     "notes.jsonl": holding("my own notes, not results\n"),
+    "endless.txt": endless,
+    "endless.jsonl": endless,
+    "endless.json": endless,
+    "endless.parquet": endless,
 }
 
 
@@ -240,7 +260,23 @@ def _mixed_folder(path: Path) -> None:
     (path / "chat.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": "hi"}]}) + "\n")
 
 
+def _a_folder_of_mine(*names: str) -> Damage:
+    """Files of a user's own under names that scoremode might write."""
+
+    def make(path: Path) -> None:
+        for name in names:
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            (path / name).write_text('{"scoremode": "0.1.0", "notes": "mine; scoremode made none of it"}\n')
+
+    return make
+
+
+TABLES = ("table_uniform", "table_successor", "table:uniform", "table:successor")
 PLACES: dict[str, Damage] = {
+    "my-records": _a_folder_of_mine("record.json", *(f"{name}.json" for name in TABLES)),
+    "my-runs": _a_folder_of_mine(*(f"{name}/record.json" for name in (*TABLES, "baseline"))),
+    "my-evaluations": _a_folder_of_mine(*(f".eval_results/{name}.yaml" for name in TABLES)),
+    "my-temporaries": _a_folder_of_mine(".scoremode-x.tmp", ".scoremode-0123456789abcde.tmp", ".scoremode-mine.tmp"),
     "nothing-here": lambda path: None,
     "empty-folder": lambda path: path.mkdir(),
     "mixed-folder": _mixed_folder,
@@ -310,6 +346,17 @@ def _no_tokenizer(folder: Path) -> None:
         file.unlink()
 
 
+def _an_id_of(number: int) -> Damage:
+    def change(folder: Path) -> None:
+        document = json.loads((folder / TOKENIZER).read_bytes())
+        document["added_tokens"].append(dict(document["added_tokens"][0], id=number, content="fox"))
+        (folder / TOKENIZER).write_text(json.dumps(document))
+
+    return change
+
+
+LOOP = "{{% for i in range(99999) %}}{}{{% endfor %}}"
+DOUBLED = {"type": "Replace", "pattern": {"String": "e"}, "content": "ee"}
 MODELS: dict[str, Damage] = {
     "good": lambda folder: None,
     "no-config": file_of(CONFIG, removed),
@@ -362,6 +409,15 @@ MODELS: dict[str, Damage] = {
     "tokenizer-dropout": edited(TOKENIZER, "model", "dropout", to=0.1),
     "tokenizer-length-text": edited("tokenizer_config.json", "model_max_length", to="x"),
     "template-broken": file_of("chat_template.jinja", holding("{% for m in %}")),
+    "template-huge": file_of("chat_template.jinja", holding("{{ 'x' * 2000000000 }}")),
+    "template-long": file_of("chat_template.jinja", holding(LOOP.format("x" * 1000))),
+    "template-loops": file_of("chat_template.jinja", holding(LOOP.format(LOOP.format(LOOP.format(""))))),
+    "template-half-pair": file_of("chat_template.jinja", holding("{{ '\\ud800' }}")),
+    "tokenizer-doubling": edited(TOKENIZER, "normalizer", to={"type": "Sequence", "normalizers": [DOUBLED] * 40}),
+    "tokenizer-id-large": _an_id_of(2**31),
+    "tokenizer-id-larger": _an_id_of(2**64),
+    "config-endless": file_of(CONFIG, endless),
+    "tokenizer-endless": file_of(TOKENIZER, endless),
     "template-escapes": file_of("chat_template.jinja", holding("{{ ''.__class__.__mro__[1].__subclasses__() }}")),
     "other-vocabulary": _other_vocabulary,
 }
@@ -407,6 +463,7 @@ RUNS: dict[str, Damage] = {
     "scores-folder": file_of(SCORES, a_folder),
     "scores-text": file_of(SCORES, holding("not parquet")),
 }
+ENDLESS_RUNS: dict[str, Damage] = {"manifest-endless": file_of(MANIFEST, endless)}
 REFERENCES: dict[str, Damage] = {
     f"{name}-{damage.__name__}": file_of(name, damage)
     for name in ("reference.json", MANIFEST, SCORES)
@@ -420,6 +477,67 @@ REFERENCES: dict[str, Damage] = {
 # ── files of base logits ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def _record(statistics: dict[str, Any] | None = None, **fields: Any) -> Damage:
+    """A record with other fields, under a seal that is right."""
+
+    def edit(folder: Path) -> None:
+        (path,) = folder.iterdir()
+        _edit_record(path, statistics or {}, fields)
+
+    return edit
+
+
+def _edit_record(path: Path, statistics: dict[str, Any], fields: dict[str, Any]) -> None:
+    from scoremode.core.disk.manifests import SEAL, sealed
+
+    found = json.loads(path.read_text())
+    del found[SEAL]
+    found["statistics"] |= statistics
+    path.write_text(json.dumps(sealed(found | fields)))
+
+
+def _many_groups(folder: Path) -> None:
+    (path,) = folder.iterdir()
+    for number in range(2000):
+        copied = shutil.copyfile(path, folder / f"{number}.json")
+        _edit_record(copied, {}, {"corpus_sha256": f"{number:064x}"})
+
+
+def _a_record_of_mlx_kld(version: Any) -> Damage:
+    def write(folder: Path) -> None:
+        (folder / "other.json").write_text(
+            json.dumps({"schema_version": version, "teacher": {}, "student": {}, "kld": {}})
+        )
+
+    return write
+
+
+def _not_utf8(folder: Path) -> None:
+    (path,) = folder.iterdir()
+    path.rename(folder / "\udcff.json")
+
+
+RECORDS: dict[str, Damage] = {
+    "name-long": _record(name="x" * 20_000),
+    "name-longer": _record(name="あ" * 100_000),
+    "sentence-long": _record(sentence="x" * 1_000_000),
+    "notes-many": _record(notes=["x"] * 100_000),
+    "format-long": _record(format="x" * 100_000),
+    "targets-huge": _record({"targets": 1 << 62}),
+    **{f"{n}-{v}": _record({n: v}) for n in ("same_top", "kl_mean", "ppl_ratio") for v in (1e308, -1e308, 5e-324)},
+    **{
+        f"{n}-{v}": _record(None, **{n: v})
+        for n in ("bits_per_weight", "weight_bytes")
+        for v in (5e-324, 1e308, 1 << 62, -1, 0)
+    },
+    **{f"schema-{v}": _a_record_of_mlx_kld(v) for v in (2, "1", None)},
+    "schema-list": _a_record_of_mlx_kld([]),
+    "schema-object": _a_record_of_mlx_kld({}),
+    "not-utf8": _not_utf8,
+    "endless": lambda folder: endless(folder / "endless.json"),
+    "fifo": lambda folder: a_fifo(folder / "fifo.json"),
+    "many-groups": _many_groups,
+}
 KLDS: dict[str, Damage] = {damage.__name__: damage for damage in (removed, emptied, halved, lengthened, a_folder)} | {
     "text": holding("not logits")
 }
@@ -502,7 +620,8 @@ def make_input(name: str, folder: Path, stock: Stock) -> Path:
         return path
     kinds: dict[str, tuple[Path, dict[str, Damage]]] = {
         "model": (stock.model, MODELS),
-        "run": (stock.run, RUNS),
+        "run": (stock.run, RUNS | ENDLESS_RUNS),
+        "record": (stock.records, RECORDS),
         "reference": (stock.reference, REFERENCES),
         "journal": (stock.partial, JOURNALS),
         "rollouts": (stock.rollouts, ROLLOUTS),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,19 @@ def test_wrong_answers_are_seen(
     found = problems(Case("planted", "report {good.txt}", ("no good",)), tmp_path / "case", NO_STOCK)
     assert all(any(problem.startswith(start) for problem in found) for start in wrong), found
     assert bool(found) == bool(wrong)
+
+
+def test_a_command_that_hangs_or_takes_long_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness, "HANGS", 0.2)
+    monkeypatch.setattr(harness, "main", lambda _: time.sleep(20))
+    before = signal.getitimer(signal.ITIMER_REAL)[0]
+    assert problems(Case("planted", "report", ()), tmp_path / "a", NO_STOCK) == ["did not end within 0 s"]
+    assert (signal.getitimer(signal.ITIMER_REAL)[0] > 0) == (before > 0), "the limit of the test itself is gone"
+    monkeypatch.setattr(harness, "PROGRAM", ["sleep"])
+    assert problems(Case("planted", "20", (), process=True), tmp_path / "b", NO_STOCK) == ["did not end within 0 s"]
+    monkeypatch.setattr(harness, "run", lambda *_: Outcome(2, "", "scoremode: no good\n", seconds=11.0))
+    (problem,) = problems(Case("planted", "report", ()), tmp_path / "c", NO_STOCK)
+    assert problem.startswith("took 11 s")
 
 
 def test_a_word_in_the_path_of_an_input_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import sys
 TYPE_CHECKING = False  # importing typing takes longer than all imports of this module
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,19 +21,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def entry() -> NoReturn:
     """Runs the console script ``scoremode``, then ends the process."""
     if TYPE_CHECKING:
-        from signal import SIGINT, default_int_handler, getsignal, signal
+        from signal import SIG_DFL, SIGHUP, SIGINT, SIGTERM, default_int_handler, getsignal, signal
     else:  # Python's own imports enum and functools first: a Ctrl-C meanwhile would print a traceback
-        from _signal import SIGINT, default_int_handler, getsignal, signal
+        from _signal import SIG_DFL, SIGHUP, SIGINT, SIGTERM, default_int_handler, getsignal, signal
 
-    is_usual = getsignal(SIGINT) is default_int_handler
-    if is_usual:
-        signal(SIGINT, _end_at_once)
+    before: dict[int, Any] = {number: getsignal(number) for number in (SIGINT, SIGTERM, SIGHUP)}
+    for number, handler in before.items():
+        if handler in (SIG_DFL, default_int_handler):
+            signal(number, _end_at_once)
     from scoremode.reports.command import signals
 
-    if is_usual:
-        signal(SIGINT, default_int_handler)
     try:
-        signals.install()
+        signals.install(before)
         from scoremode.reports.command import streams
 
         streams.prepare()
@@ -53,8 +52,8 @@ def entry() -> NoReturn:
 
 
 def _end_at_once(number: int, _: object) -> NoReturn:
-    """Ends the process at once on a Ctrl-C that comes before any work has begun."""
+    """Ends the process at once on a signal that comes before any work has begun."""
     try:
-        os.write(2, b"scoremode: interrupted; nothing was begun yet\n")
+        os.write(2, b"scoremode: %s; nothing was begun yet\n" % (b"interrupted" if number == 2 else b"terminated"))
     finally:
         os._exit(128 + number)

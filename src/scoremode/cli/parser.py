@@ -108,6 +108,11 @@ class Parser(argparse.ArgumentParser):
             return found, unknown
         return super().parse_known_args(given, namespace)
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        if action.option_strings and arg_strings == ["--"]:  # some versions of argparse drop it and store []
+            self.error(f"{_name_of(action)} needs a value, and -- is none")
+        return super()._get_values(action, arg_strings)
+
     def _refuse_unusable(self, found: argparse.Namespace) -> None:
         for action in self._actions:
             value = getattr(found, action.dest, None)
@@ -134,7 +139,7 @@ def _name_of(action: argparse.Action) -> str:
 
 def _unknown(unknown: list[str], chosen: Parser, verbs: dict[str, Parser]) -> str:
     """The message about unknown arguments: which flag was probably meant, or which verb the flag belongs to."""
-    flag = next((a.split("=")[0] for a in unknown if a.startswith("-") and a != "-"), None)
+    flag = next((a.split("=")[0] for a in unknown if a.startswith("-") and a not in ("-", "--")), None)
     if flag is None:
         several = "; several files are one corpus as a folder or a pattern, as in --corpus 'notes/*.txt'"
         return f"nothing takes the argument '{unknown[0]}'" + (several if "--corpus" in chosen.flags() else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -207,6 +208,7 @@ def test_the_key_is_wanted_and_shown_nowhere(served: ServedModel) -> None:
     with pytest.raises(OptionError, match="wants a key"):
         sm.ppl("llama", engine=served.address, text=TEXT)
     assert "scoremode: starting" in served.said()
+    assert "scoremode: the server is ready" in served.said()
     assert KEY not in served.said()
 
 
@@ -315,6 +317,22 @@ def test_the_engine_opens_without_asking_for_scores(served: ServedModel) -> None
     assert engine.facts.vocabulary == 1003
     assert engine.facts.settings["head_kernel"]
     assert "verysecret" not in json.dumps(chosen.settings())
+
+
+def test_weights_that_are_cut_are_one_line(small_llama: Path, tmp_path: Path) -> None:
+    """vLLM sees that only when its engine loads them."""
+    shutil.copytree(small_llama, tmp_path / "cut")
+    weights = tmp_path / "cut" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    server = ServedModel(tmp_path / "cut", tmp_path)
+    with pytest.raises(AssertionError, match="did not start"):
+        server.start()
+    assert server.process is not None
+    assert server.process.returncode == 2
+    lines = server.said().splitlines()
+    assert all(line.startswith("scoremode: ") for line in lines), lines
+    assert "scoremode: the server ended (SafetensorError" in lines[-1]
+    assert "its log is" in lines[-1]
 
 
 def test_ctrl_c_ends_all_of_it(served: ServedModel) -> None:

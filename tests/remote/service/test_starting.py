@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from scoremode.core.installation import pip_install
 from scoremode.engines.vllm import VllmPlugin, support
 from scoremode.errors import ModelError, OptionError
 from scoremode.remote.service import starting
-from scoremode.remote.service.starting import ServiceOptions, command, read_flags
+from scoremode.remote.service.starting import READY, ServiceOptions, command, read_flags
+from tests import forked
 
 NEEDS_VLLM = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM")
 
@@ -57,6 +60,15 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "ranks that are no number": (["--tensor-parallel-size", "two"], "is not a number"),
     "replicas that are no number": (["--data-parallel-size", "-1.5"], "is not a number"),
     "more ranks than atoms": (["--tensor-parallel-size", "9" * 5000], "is not a number"),
+    "a length below 0": (["--max-model-len", "-5"], "max_model_len Input should be"),
+    "no length": (["--max-model-len=0"], "max_model_len must be a positive integer"),
+    "a length in words": (["--max-model-len", "x"], "--max-model-len: invalid"),
+    "more than the model's context": (["--max-model-len", "99999"], "is greater than the derived"),
+    "no sequence at a time": (["--max-num-seqs", "0"], "Input should be greater"),
+    "a share above 1": (["--gpu-memory-utilization", "3"], "gpu_memory_utilization Input should be"),
+    "an unknown flag": (["--no-such-flag", "3"], "unrecognized arguments: --no-such-flag"),
+    "a second name": (["another-model"], "unrecognized arguments: another-model"),
+    "an unknown quantization": (["--quantization", "nope"], "Unknown quantization method: nope"),
     "overrides too deep": (["--hf-overrides", "[" * 100_000], "--hf-overrides is not a JSON object"),
 }
 
@@ -173,7 +185,43 @@ def test_the_process_becomes_the_server(monkeypatch: pytest.MonkeyPatch) -> None
     found: dict[str, Any] = {}
     monkeypatch.setattr(os, "execve", lambda program, words, environment: found.update(words=words, **environment))
     become: Any = starting.become
-    become(starting.Command(["/bin/true", "x"], {"A": "1"}, "http://x", "m"))
-    assert (found["words"], found["A"]) == (["/bin/true", "x"], "1")
+    become(starting.Command([sys.executable, "-m", "server", "serve", "org/m", "x"], {"A": "1"}, "http://x", "m"))
+    assert found["words"][1:] == ["-m", "scoremode", "serve", "org/m"]
+    assert (json.loads(found[starting.WORDS]), found["A"]) == (["server", "serve", "org/m", "x"], "1")
     assert found["SCOREMODE_VLLM_PARENT"] == str(os.getpid())
     assert len(found["SCOREMODE_SERVICE_INSTANCE"]) == 32
+
+
+PLANTED = {  # what a server says and does: the exit code, the last line, and whether the rest is on the terminal
+    "fails at once": ("raise ValueError('no such layer')", 2, "(no such layer); its log is", False),
+    "fails later": (f"print('{READY}', flush=True); time.sleep(2); raise ValueError('x')", 2, "(x); its log is", True),
+    "leaves": ("sys.exit(3)", 2, "(exit code 3)", False),
+    "ends": ("sys.exit(0)", 0, "until it is ready, its output goes to", False),
+    "is told to end": ("os.kill(os.getpid(), 15); time.sleep(9)", 143, "terminated; nothing was kept", False),
+    "swallows it": (
+        "try:\n    os.kill(os.getpid(), 15)\nexcept BaseException:\n    time.sleep(50)",
+        *(143, "terminated; nothing was kept", False),
+    ),
+    "makes an interrupt of it": (
+        "import signal\ndef end(*_): raise KeyboardInterrupt('terminated')\nend.__module__ = 'vllm.entrypoints.x'\n"
+        "signal.signal(15, end)\ntry:\n    os.kill(os.getpid(), 15)\nexcept BaseException:\n    time.sleep(50)",
+        *(143, "terminated; nothing was kept", False),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_server_that_does_not_start_is_one_line(name: str, tmp_path: Path) -> None:
+    code, exit_code, last, is_shown = PLANTED[name]
+    planted = f"import os, sys, time\nprint('many lines\\n' * 167, file=sys.stderr)\n{code}"
+    (tmp_path / "planted_server.py").write_text(planted)
+    words = {starting.WORDS: json.dumps(["planted_server", "--port", "1"])}
+    environment = {**os.environ, **words, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-m", "scoremode", "serve", "m"]
+    done = forked.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    lines = done.stderr.splitlines()
+    assert done.returncode == exit_code
+    assert last in lines[-1]
+    assert all(line.startswith("scoremode: ") for line in lines)
+    assert len(lines) <= 2 + is_shown
+    assert ("scoremode: the server is ready" in lines) == is_shown

@@ -25,7 +25,7 @@ from tempfile import TemporaryFile
 from typing import IO, Any, Literal, NamedTuple
 
 from scoremode.core.arguments import SERVERS
-from scoremode.core.disk.files import open_regular, written_atomically
+from scoremode.core.disk.files import written_atomically
 from scoremode.core.disk.folders import JOURNAL, MANIFEST, SCORES
 from scoremode.core.disk.manifests import about_sealed_text
 from scoremode.core.disk.stores import store_of

@@ -19,6 +19,7 @@ PATIENCE = 300.0
 EXAMPLE = "give --engine http://HOST:PORT"
 # a name, whose parts have at most 63 characters, or an address of IPv6
 HOST = r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?|[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*"
+PATH = r"([A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*"  # RFC 3986
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,10 @@ def root_of(address: str) -> str:
     if parts.query or parts.fragment:
         raise OptionError("--engine has something behind a ? or #", fix=EXAMPLE)
     host = parts.hostname or ""
-    if not re.fullmatch(HOST, host) or not re.fullmatch(r"[\w./~%-]*", parts.path):
+    if not re.fullmatch(HOST, host):
         raise OptionError("--engine is not a usable address: it names no host", fix=EXAMPLE)
+    if not re.fullmatch(PATH, parts.path):
+        raise OptionError("--engine is not a usable address: its path must be percent-encoded", fix=EXAMPLE)
     place = (f"[{host}]" if ":" in host else host) + (f":{port}" if port is not None else "")
     path = parts.path.rstrip("/")
     return f"{parts.scheme.lower()}://{place}{path.removesuffix('/v1')}"

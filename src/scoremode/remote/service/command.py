@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
+import os
 import shlex
 import subprocess
 import sys
 
 from scoremode.core.disk.manifests import command_without_secrets
 from scoremode.core.typed import typed
-from scoremode.reports.command import flags
+from scoremode.reports.command import flags, signals
 from scoremode.reports.command.verb import Verb
 
 logger = logging.getLogger(__name__)
@@ -36,15 +38,26 @@ class ServeVerb(Verb):
         flags.add(parser, {"--allow-untested": "start a server that scoremode was not tested with"})
 
     def run(self, parsed: argparse.Namespace) -> None:
-        from scoremode.remote.service.starting import ServiceOptions, become, command
+        from scoremode.engines.vllm.processes import VllmLog
+        from scoremode.remote.service.running import run_server
+        from scoremode.remote.service.starting import WORDS, ServiceOptions, become, command
 
+        signals.nothing_is_kept("start it again")
+        if words := os.environ.pop(WORDS, None):
+            run_server(json.loads(words))
+            return
         options = ServiceOptions(
             head=parsed.head,
             head_kernel=parsed.head_kernel,
             allow_untested=parsed.allow_untested,
             api_key_env=tuple(parsed.api_key_env or ()),
         )
-        made = command(parsed.model, options, getattr(parsed, "passed_on", []))
+        log = VllmLog()
+        try:
+            with log.taking_output():  # vLLM's own, while it reads the flags
+                made = command(parsed.model, options, getattr(parsed, "passed_on", []))
+        finally:
+            log.discard()
         logger.info("starting %s", shlex.join(command_without_secrets(made.words)))
         asked = f"scoremode ppl {shlex.quote(made.model)} --engine {made.address} --corpus wikitext2"
         logger.info("the server loads its libraries and the weights, warms up and tests itself, which takes minutes")

@@ -28,6 +28,7 @@ from scoremode.remote.service.requests import (
     read_form,
 )
 from scoremode.remote.service.scorer import PROB_EXAMPLE, ProbForm, ProbScorer, Scorer
+from scoremode.remote.service.starting import READY
 from scoremode.version import __version__
 
 ROOT = "/v1/scoremode"
@@ -66,7 +67,7 @@ class ScoreEndpoint:
             ) from None
         names = getattr(args, "served_model_name", None) or [args.model]
         self.prober = ProbScorer(self.scorer, names[0])
-        logger.info("scoremode: the self-test passed; ready at %s", ROOT)
+        logger.info("%s; ready at %s", READY, ROOT)
 
     def _answering(self, route: Handler) -> Handler:
         """Wraps a route so that its errors become answers of one line, with a status that says whose fault it is."""

@@ -28,11 +28,13 @@ from scoremode.engines.vllm.start import (
     runner_defaults,
 )
 from scoremode.engines.vllm.wire import KEY
-from scoremode.errors import InputError, OptionError
+from scoremode.errors import InputError, OptionError, shortened
 from scoremode.remote.service.access import KEYS, digest_of
+from scoremode.reports.command.streams import is_quiet
 
 PLUGINS_FROM = (0, 26)  # the first version with endpoint plugins
 MIDDLEWARE = "scoremode.remote.service.endpoint.ScoreMiddleware"  # for older ones
+WORDS = "SCOREMODE_SERVICE_WORDS"  # in the environment: the server's module and its arguments, for this process
 ACCESS = "scoremode.remote.service.access.Access"
 ENDPOINT_GROUP = "vllm.endpoint_plugins"
 OTHER_GROUPS = (
@@ -47,6 +49,7 @@ OURS = {
 }
 SWITCHES = {"kv_sharing_fast_prefill", "enforce_eager", "trust_remote_code", "skip_tokenizer_init", "headless", "omni"}
 PORT = 8000  # vLLM's own default
+READY = "scoremode: the self-test passed"  # in the server's log
 VLLM_KEY = "VLLM_API_KEY"  # a key may be there instead
 
 
@@ -64,7 +67,7 @@ class ServiceOptions:
 class Command:
     """The command to start: its words, and its changes of the environment."""
 
-    words: list[str]
+    words: list[str]  # Python, -m, a module, one of "serve" and "--model", the model, flags
     environment: dict[str, str]  # changes
     address: str
     model: str  # the name to ask for
@@ -105,8 +108,9 @@ def command(model: str, options: ServiceOptions, flags: Sequence[str]) -> Comman
     host, port = given.get("host") or "localhost", _port(given)
     name, folder = given.get("served_model_name") or model, _folder(model, given.get("revision"))
     named = ["--served-model-name", model] if model == EMBEDDED and name == model else []
-    words = [*_program(folder), *flags, *named, *_score_mode(folder, given, options)]
-    environment = _environment(given)
+    settings = [*flags, *named, *_score_mode(folder, given, options)]
+    words, environment = [*_program(folder), *settings], _environment(given)
+    _check_with_vllm([folder, *settings], environment)
     if support.version_numbers(installed) >= PLUGINS_FROM:
         environment["VLLM_PLUGINS"] = _plugins()
     else:
@@ -162,6 +166,35 @@ def _refuse(given: dict[str, str | None]) -> None:
             raise OptionError(f"--{name.replace('_', '-')}-parallel-size is not a number of ranks", fix="give a number")
     named.pop("data_parallel_size", None)  # the engine in one process refuses it; a server has it
     support.check_arguments({name: value for name, value in named.items() if name not in support.OURS})
+
+
+def _check_with_vllm(words: list[str], environment: dict[str, str]) -> None:
+    """Has vLLM read the flags and the model's config as its server will, which would take minutes to refuse them."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    def refuse(message: str) -> NoReturn:
+        raise ValueError(message.removeprefix("argument "))
+
+    try:
+        from vllm.entrypoints.launchers import cli_args as serving
+    except ImportError:  # before 0.32
+        from vllm.entrypoints.openai import cli_args as serving
+    parser = serving.make_arg_parser(FlexibleArgumentParser())
+    parser.error, variables = refuse, dict(os.environ)
+    os.environ.update(environment)
+    try:
+        parsed = parser.parse_args(words)
+        parsed.model = parsed.model_tag
+        serving.validate_parsed_serve_args(parsed)
+        AsyncEngineArgs.from_cli_args(parsed).create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+    except Exception as error:
+        reason = " ".join(str(error).split()).partition(" [type=")[0]  # behind it, pydantic shows its own objects
+        raise OptionError(f"vLLM refuses this ({shortened(reason, 300)})", fix="change it, or leave it out") from None
+    finally:  # vLLM sets some, for an engine in this process
+        os.environ.clear()
+        os.environ.update(variables)
 
 
 def _program(model: str) -> list[str]:
@@ -251,11 +284,14 @@ def _plugins() -> str:
 
 
 def become(made: Command) -> NoReturn:
-    """Replace this process by the server: signals reach it, and its exit code is ours."""
+    """Replace this process by one that has the environment of the server, and runs it: signals reach it."""
     own = {
+        **made.environment,
+        WORDS: json.dumps(made.words[2:]),
         plugin.PARENT: str(os.getpid()),  # it stays when the process becomes another program
         "SCOREMODE_SERVICE_INSTANCE": uuid.uuid4().hex,
     }
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(made.words[0], made.words, {**os.environ, **made.environment, **own})
+    words = [sys.executable, "-m", "scoremode", "serve", made.words[4], *(["--quiet"] if is_quiet() else [])]
+    os.execve(words[0], words, {**os.environ, **own})

@@ -1,7 +1,8 @@
 """Ctrl-C, SIGTERM and SIGHUP: one line and the right exit code. All scores so far are on disk: a run survives SIGKILL.
 
 The first signal raises ``Stopped`` in the main thread, so that files are closed and engines stopped on the way out.
-A second one ends the process at once.
+A second one ends the process at once. So does the first one while a module is imported: libraries in C import others
+when they are loaded, and some do not expect that to fail (a Stopped while pyarrow imports datetime is a SIGSEGV).
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import fcntl
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
+from types import FrameType
 from typing import Any
 
 RESUME = "what was scored is kept: run the same command again to resume"
@@ -45,13 +48,16 @@ def exit_code() -> int | None:
     return 128 + _received[0] if _received else None
 
 
-def install() -> None:
-    """Handles all signals except those that ``nohup`` or a shell's ``&`` already made this process ignore."""
+def install(before: Mapping[int, Any] | None = None) -> None:
+    """Handles all signals except those that ``nohup`` or a shell's ``&`` already made this process ignore.
+
+    ``before``: the handlers that there were, if the command line has replaced them already.
+    """
     with suppress(OSError):  # standard error is closed
         _terminal[:] = [fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, 3)]
-    for number in WORDS:
-        if (before := signal.getsignal(number)) in (signal.SIG_DFL, signal.default_int_handler):
-            _replaced[number] = before
+    for number, handler in (before or {number: signal.getsignal(number) for number in WORDS}).items():
+        if handler in (signal.SIG_DFL, signal.default_int_handler):
+            _replaced[number] = handler
             signal.signal(number, _stop)
     os.register_at_fork(after_in_child=_forget)
     sys.unraisablehook = _unraisable
@@ -63,12 +69,16 @@ def finish() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _stop(number: int, _: object) -> None:
+def _stop(number: int, frame: FrameType | None) -> None:
     for other in _replaced:
         signal.signal(other, signal.SIG_DFL)
     _received.append(number)
     with suppress(OSError):  # there is no stream left to write to
         os.write(_terminal[0], f"{LINE_START if os.isatty(_terminal[0]) else ''}scoremode: {line(number)}\n".encode())
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            os._exit(128 + number)
+        frame = frame.f_back
     raise Stopped
 
 
