@@ -14,11 +14,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TORCH = [
+TORCH = (
     "tests/test_rounding.py",
     "tests/head",
     "tests/core/statistics",
@@ -32,15 +32,15 @@ TORCH = [
     "tests/studies/attribution/test_attribute.py",
     "tests/studies/paths/test_paths.py",
     "tests/studies/rollouts/test_writing.py",
-]
-NUMPY = ["tests/head/test_fused.py", "tests/core/statistics", "tests/core/scores", "tests/studies/kld"]
+)
+NUMPY = ("tests/head/test_fused.py", "tests/core/statistics", "tests/core/scores", "tests/studies/kld")
 
 
 @dataclass(frozen=True)
 class Setting:
     variables: dict[str, str]
     needs: str = ""  # an instruction set, as /proc/cpuinfo names it
-    tests: Sequence[str] = field(default_factory=lambda: TORCH)
+    tests: tuple[str, ...] = TORCH
 
     def __str__(self) -> str:
         return " ".join(f"{name}={value}" for name, value in self.variables.items())
