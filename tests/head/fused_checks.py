@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -126,8 +127,24 @@ def remember_types_of_the_interpreter() -> None:
     meaning.computation_type_impl = remembered_computation
 
 
+def add_in_one_order() -> None:
+    """A product of tiles adds in the order of the depth, however many rows it has, as a GPU's does.
+
+    The interpreter leaves it to NumPy's library, whose kernels for some CPUs add in another order for other sizes.
+    """
+    from triton.runtime.interpreter import TensorHandle, interpreter_builder
+
+    def multiply(a: Any, b: Any, d: Any, *_precision: Any) -> Any:
+        one, other = (side.data.astype(d.data.dtype) for side in (a, b))
+        products = np.multiply(one.T[:, :, None], other[:, None, :], order="C")
+        return TensorHandle(np.add.reduce(products, axis=0) + d.data, d.dtype.scalar)
+
+    interpreter_builder.create_dot = multiply
+
+
 if not ON_GPU:
     spare_work_of_the_interpreter()
+    add_in_one_order()
 
 
 # ── what goes in ─────────────────────────────────────────────────────────────────────────────────────────────────────

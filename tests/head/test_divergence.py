@@ -35,6 +35,7 @@ WAYS: list[Diverge] = [diverge_blocked, diverge_in_chunks]
 @pytest.fixture(params=["as it is", "tiny blocks"])
 def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "tiny blocks":
+        monkeypatch.setattr(blocked, "FEW_ROWS", -1)
         monkeypatch.setattr(blocked, "CHUNK", 16)
         monkeypatch.setattr(blocked, "MOST_COLUMNS", 160)
         monkeypatch.setattr(blocked, "BLOCK_ROWS", 26)  # half of it together: 13

@@ -8,7 +8,8 @@
 
 A target's logit must be known before its rank can be counted, and it must have the same bits as the same logit in its
 block. A matrix kernel may add in a different order for a different shape. So the targets' weights are the first
-columns, and all blocks have the same shape: equal weights then give equal logits, and ties are detected.
+columns, and all blocks have the same shape: equal weights then give equal logits, if the library adds in one order in
+all columns of a product (docs/scores.md, "The same bits").
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ still in registers. It stores the numbers of ``Partials`` per row for a span of 
     hidden, weight, targets' logits ──reduce_spans──▶ Partials of each span
                                     ──join_spans───▶ Partials
 
-Three things make the result the same bits on every run, however the rows are batched: spans depend only on the
-vocabulary, every sum has one fixed order, and a row's products never depend on its neighbours. fused_divergence.py
-compares two models with the same parts.
+Three things make the result the same bits on every run of a GPU, however the rows are batched: spans depend only on
+the vocabulary, every sum has one fixed order, and a row's products never depend on its neighbours. Triton's interpreter
+leaves products to NumPy, where they may. fused_divergence.py compares two models with the same parts.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from scoremode.core.verbs.prob.sequence import SequenceProbability
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import BoundaryError, InputError, ModelError
 from scoremode.values import Bools
+from tests import rounding
 from tests.makers import VOCABULARY
 
 
@@ -45,15 +46,15 @@ def logprobs(lm: SequenceProbability, ids: list[int]) -> torch.Tensor:
     return torch.log_softmax(logits.double(), -1)
 
 
-def test_a_target_is_the_sum_over_its_tokens_in_the_joint_encoding(lm: SequenceProbability) -> None:
+def test_a_target_is_the_sum_over_its_tokens_in_the_joint_encoding(lm: SequenceProbability, tiny: Path) -> None:
     prompt, target = "The quick brown fox", " jumps over the dog"
     (score,) = lm.get_log_prob(prompt, target)
     ids = lm.subject.tokenizer.encode(prompt + target, special=True).ids.tolist()
     n = len(score.tokens)
     rows = logprobs(lm, ids)[len(ids) - n - 1 : -1]
     expected = [float(rows[i, t]) for i, t in enumerate(ids[-n:])]
-    assert [t.logprob for t in score.tokens] == pytest.approx(expected, abs=2e-5)
-    assert score.log_prob == pytest.approx(sum(expected), abs=1e-4)
+    assert [t.logprob for t in score.tokens] == pytest.approx(expected, abs=rounding.of_checkpoint(tiny))
+    assert score.log_prob == pytest.approx(sum(expected), abs=n * rounding.of_checkpoint(tiny))
     assert score.prob == math.exp(score.log_prob)
     assert score.perplexity == pytest.approx(math.exp(-score.log_prob / n))
     assert "".join(t.text for t in score.tokens) == target
@@ -123,13 +124,13 @@ def test_characters_of_several_tokens_keep_all_their_tokens(smol: SequenceProbab
     assert "".join(t.text for t in score.tokens) == "京です"
 
 
-def test_many_targets_of_one_prompt_equal_each_asked_alone(lm: SequenceProbability) -> None:
+def test_many_targets_of_one_prompt_equal_each_asked_alone(lm: SequenceProbability, tiny: Path) -> None:
     prompt = "A model is a function from tokens"
     targets = [" to", " to distributions", " of cats", ".", " to distributions over tokens"]
     together = lm.get_log_prob(prompt, targets)
     for score, target in zip(together, targets, strict=True):
         (alone,) = lm.get_log_prob(prompt, target)
-        assert score.log_prob == pytest.approx(alone.log_prob, abs=2e-5)
+        assert score.log_prob == pytest.approx(alone.log_prob, abs=len(score.tokens) * rounding.of_checkpoint(tiny))
         assert [t.rank for t in score.tokens] == [t.rank for t in alone.tokens]
 
 
@@ -140,7 +141,8 @@ def test_a_bos_of_the_tokenizer_gives_an_empty_prompt_its_context(tiny_bos: Path
     with pytest.raises(InputError, match="no BOS"):
         lm.get_log_prob("", "The dog")
     asked = SequenceProbability(str(measured(lm.subject.checkpoint).path), add_bos=True)
-    assert asked.get_log_prob("", "The dog")[0].log_prob == pytest.approx(score.log_prob, abs=1e-5)
+    wanted = pytest.approx(score.log_prob, abs=len(score.tokens) * rounding.of_checkpoint(tiny_bos))
+    assert asked.get_log_prob("", "The dog")[0].log_prob == wanted
 
 
 def test_an_eos_that_the_tokenizer_adds_is_not_part_of_the_target(tiny: Path, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from scoremode.engines.transformers.batches import fed, pack, passes
 from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.values import Ints
+from tests import rounding
 from tests.makers import VOCABULARY
 
 
@@ -80,7 +81,7 @@ def test_scores_do_not_depend_on_the_groups_beside_them(tiny: Path, given_tokens
     assert sorted(together) == list(range(len(source)))
     for index, window in enumerate(source.items):
         ((_, alone),) = engine.score(WindowList((window,)), np.zeros(1, np.bool_))
-        assert together[index].logprob == pytest.approx(alone.logprob, abs=1e-4)
+        assert together[index].logprob == pytest.approx(alone.logprob, abs=rounding.of_checkpoint(tiny))
         assert np.array_equal(measured(together[index].rank), measured(alone.rank))
 
 
@@ -160,4 +161,4 @@ def test_a_group_that_shares_nothing_is_fed_within_the_budget(
     assert max(fed) <= BUDGET
     assert 1 < len(fed) < TARGETS / 2, "several at a time"
     for one, other in zip(together, alone, strict=True):
-        assert one == pytest.approx(other, abs=2e-5)
+        assert one == pytest.approx(other, abs=rounding.of_model(engine.model))

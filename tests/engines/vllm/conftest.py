@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from scoremode.engines.vllm.engine import VllmEngine
 from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.head.columns import define_columns
 from scoremode.values import Ids
-from tests import forked
+from tests import forked, rounding
 from tests.makers import checkpoint_maker
 
 QUIET = "ignore::FutureWarning"  # as our engine sets it
@@ -114,13 +115,18 @@ class Judge:
 
         self.model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
 
+    @cached_property
+    def nats(self) -> float:
+        return rounding.of_model(self.model)
+
     def logits(self, window: Window) -> torch.Tensor:
         with torch.no_grad():
             logits: torch.Tensor = self.model(torch.from_numpy(window.ids.astype(np.int64))[None]).logits[0]
         return logits[window.rows.tolist()]
 
-    def check(self, window: Window, answers: Answers, nats: float, vocabulary: int | None = None) -> None:
+    def check(self, window: Window, answers: Answers, nats: float | None = None, vocabulary: int | None = None) -> None:
         """Every number within ``nats``, every rank one that logits within ``nats`` of these could have."""
+        nats = self.nats if nats is None else nats
         x, targets = self.logits(window)[:, :vocabulary], torch.from_numpy(window.targets.astype(np.int64))
         columns = define_columns(x, targets)
         for name in ("logprob", "entropy", "top_logprob"):

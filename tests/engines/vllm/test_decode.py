@@ -26,7 +26,6 @@ from scoremode.engines.vllm.wire import Request
 from scoremode.errors import InputError
 from tests.engines.vllm.conftest import Judge, assert_same, own, score
 
-NATS = 2e-5
 SEQUENCES = 3
 BLOCKS = 6  # of 128 tokens: three sequences of more than 256 tokens do not fit
 
@@ -67,14 +66,14 @@ def test_every_token_has_the_score_of_transformers(engine: VllmDecodeEngine, lla
     windows.append(replace(windows[2], rows=windows[2].rows[:0], targets=windows[2].targets[:0]))
     found = score(engine, windows)
     for window, answers in zip(windows, found, strict=True):
-        llama_judge.check(window, answers, NATS)
+        llama_judge.check(window, answers)
 
 
 def test_rows_before_the_end_of_the_prompt_are_prefilled(engine: VllmDecodeEngine, llama_judge: Judge) -> None:
     engine.path = DecodePath(SEQUENCES, 6)
     windows = [own(text(20)), own(text(4, 1)), later(text(30, 2), 4), later(text(30, 3), 9)]
     for window, answers in zip(windows, score(engine, windows), strict=True):
-        llama_judge.check(window, answers, NATS)
+        llama_judge.check(window, answers)
 
 
 def test_fewer_sequences_need_no_other_start(
@@ -106,7 +105,7 @@ def test_chunks_of_a_prompt_and_cached_prefixes_change_nothing(engine: VllmDecod
     windows = [later(np.concatenate([shared, text(20, seed)]), 199) for seed in range(1, 5)]
     before = engine.cached_tokens
     for window, answers in zip(windows, score(engine, windows, groups=np.zeros(4, np.int64)), strict=True):
-        llama_judge.check(window, answers, NATS)
+        llama_judge.check(window, answers)
     assert engine.cached_tokens > before
 
 
@@ -114,17 +113,19 @@ def test_preempted_sequences_keep_their_scores_and_a_note_says_so(engine: VllmDe
     engine.account()
     windows = [own(text(n, seed=n)) for n in (300, 310, 290, 305)]
     for window, answers in zip(windows, score(engine, windows), strict=True):
-        llama_judge.check(window, answers, 2 * NATS)  # windows of 300 tokens, and log-probabilities of -20
+        llama_judge.check(window, answers)
     (note,) = engine.account()["notes"]
     assert "preempted" in note
     assert engine.account() == {}
 
 
-def test_ordinary_requests_in_the_same_batch_are_answered_as_if_alone(engine: VllmDecodeEngine) -> None:
+def test_ordinary_requests_in_the_same_batch_are_answered_as_if_alone(
+    engine: VllmDecodeEngine, llama_judge: Judge
+) -> None:
     alone = generated(engine, beside=0)
     crowded = generated(engine, beside=2)
     assert [token for token, _ in crowded] == [token for token, _ in alone]
-    assert np.abs(np.array([p for _, p in crowded]) - np.array([p for _, p in alone])).max() < NATS
+    assert np.abs(np.array([p for _, p in crowded]) - np.array([p for _, p in alone])).max() < llama_judge.nats
 
 
 def generated(engine: VllmDecodeEngine, beside: int) -> list[tuple[int, float]]:
@@ -153,11 +154,11 @@ def test_a_stopped_question_leaves_nothing_in_the_workers(engine: VllmDecodeEngi
     asked.close()  # type: ignore[attr-defined]
     assert not engine._forced
     (again,) = score(engine, windows[3:4])
-    llama_judge.check(windows[3], again, NATS)
+    llama_judge.check(windows[3], again)
 
 
 def test_divergence_and_states_are_those_of_the_step(
-    engine: VllmDecodeEngine, small_llama: Path, tmp_path: Path
+    engine: VllmDecodeEngine, small_llama: Path, tmp_path: Path, llama_judge: Judge
 ) -> None:
     """A model is compared with its own reference, which Transformers keeps by prefill: no divergence but rounding."""
     asked: dict[str, Any] = {"text": "Nobody minds the lazy dog at all. " * 9, "context_length": 65, "stride": 24}
@@ -174,7 +175,7 @@ def test_divergence_and_states_are_those_of_the_step(
         assert answers.states is not None
         theirs = stored.states(index, plan.window(index))
         assert np.abs(answers.states - theirs).max() < 1e-3 * np.abs(theirs).max()
-        assert np.abs(answers.logprob - found[index].logprob).max() < NATS
+        assert np.abs(answers.logprob - found[index].logprob).max() < llama_judge.nats
     ours, kept = engine.stored_head(), stored.head
     assert np.array_equal(ours.weight[: ours.vocabulary], kept.weight[: kept.vocabulary])
 
@@ -186,7 +187,7 @@ def test_a_window_without_room_for_its_last_step_is_refused(engine: VllmDecodeEn
 
 
 def test_as_served_is_what_the_sampler_sees(
-    engine: VllmDecodeEngine, small_llama: Path, monkeypatch: pytest.MonkeyPatch
+    engine: VllmDecodeEngine, small_llama: Path, llama_judge: Judge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM's own log-probabilities of the tokens that it sampled, from the same step."""
     import vllm
@@ -208,4 +209,4 @@ def test_as_served_is_what_the_sampler_sees(
     for (_, places), window, answers in zip(sorted(seen.items()), windows, found, strict=True):
         theirs = [place[token].logprob for place, token in zip(places[:-1], window.ids[1:-1].tolist(), strict=True)]
         assert np.abs(answers.logprob[:-1, 0] - np.array(theirs)).max() < 4e-6  # vLLM's softmax is in float32
-    assert_same(found, score(engine, windows), NATS)
+    assert_same(found, score(engine, windows), llama_judge.nats)

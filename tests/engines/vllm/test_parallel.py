@@ -11,8 +11,6 @@ import pytest
 from scoremode.core.scores.answers import Answers, Window
 from tests.engines.vllm.conftest import Judge, assert_same, engine_of, own, score
 
-NATS = 1e-4
-
 
 @pytest.fixture(scope="module")
 def windows() -> list[Window]:
@@ -35,7 +33,7 @@ def alone(small_llama: Path, windows: list[Window]) -> list[Answers]:
 
 def test_one_rank_against_transformers(alone: list[Answers], windows: list[Window], llama_judge: Judge) -> None:
     for window, answers in zip(windows, alone, strict=True):
-        llama_judge.check(window, answers, NATS)
+        llama_judge.check(window, answers)
 
 
 @pytest.mark.parametrize(
@@ -47,16 +45,18 @@ def test_one_rank_against_transformers(alone: list[Answers], windows: list[Windo
     ],
     ids=["tp2-chunked", "tp4-as-served-small-blocks", "pp2"],
 )
-def test_ranks_agree(small_llama: Path, windows: list[Window], alone: list[Answers], options: dict[str, Any]) -> None:
+def test_ranks_agree(
+    small_llama: Path, windows: list[Window], alone: list[Answers], llama_judge: Judge, options: dict[str, Any]
+) -> None:
     with engine_of(small_llama, **options) as engine:
         assert not engine.facts.settings["gathered_logits"]
         assert engine.facts.head == ("as-served" if options.get("head") else "exact-fp32")
         some = slice(None, None, 4 if "pipeline_parallel_size" in options else 1)  # stages take turns: seconds a step
-        assert_same(score(engine, windows[some]), alone[some], NATS)
+        assert_same(score(engine, windows[some]), alone[some], llama_judge.nats)
 
 
 def test_a_cache_so_small_that_requests_are_preempted(
-    small_llama: Path, windows: list[Window], alone: list[Answers]
+    small_llama: Path, windows: list[Window], alone: list[Answers], llama_judge: Judge
 ) -> None:
     extra = {
         "num_gpu_blocks_override": 20,
@@ -69,4 +69,4 @@ def test_a_cache_so_small_that_requests_are_preempted(
         found = score(engine, windows * 2)
         preempted = sum(m.value for m in engine.llm.get_metrics() if m.name == "vllm:num_preemptions")
     assert preempted > 0, "the test does not test what it says"
-    assert_same(found, alone * 2, NATS)
+    assert_same(found, alone * 2, llama_judge.nats)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing.util
 import os
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
+import pytest
 
 from scoremode.engines.vllm.engine import VllmEngine
 from scoremode.engines.vllm.support import LaunchArguments
@@ -18,26 +21,30 @@ from tests.engines.vllm.conftest import Judge, own, score
 
 
 def test_a_stranger_that_was_started_meanwhile_survives_and_the_starting_thread_may_end(
-    small_llama: Path, llama_judge: Judge
+    small_llama: Path, llama_judge: Judge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     strangers: list[subprocess.Popen[bytes]] = []
     engines: list[VllmEngine] = []
 
+    util: Any = multiprocessing.util
+    stock = util.spawnv_passfds
+
+    def meddle() -> None:
+        strangers.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
+
+    def spawn(*words: Any) -> Any:
+        meddle()
+        started = stock(*words)
+        meddle()
+        return started
+
     def begin() -> None:
         engines.append(VllmEngine(str(small_llama), LaunchArguments(max_model_len=64, max_num_batched_tokens=64)))
 
-    def meddle() -> None:
-        while (
-            not engines and threading.main_thread().is_alive()
-        ):  # before, during and after the start of vLLM's processes
-            strangers.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
-            time.sleep(0.3)
-
-    threads = [threading.Thread(target=f) for f in (begin, meddle)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    monkeypatch.setattr(util, "spawnv_passfds", spawn)  # before and after the start of each of vLLM's processes
+    thread = threading.Thread(target=begin)
+    thread.start()
+    thread.join()
     try:
         (engine,) = engines
         vllms = engine._processes.all()
@@ -46,10 +53,10 @@ def test_a_stranger_that_was_started_meanwhile_survives_and_the_starting_thread_
         time.sleep(2)  # for whatever watches the thread that is gone
         window = own(np.arange(40) * 7)
         (answers,) = score(engine, [window])
-        llama_judge.check(window, answers, 1e-4)
+        llama_judge.check(window, answers)
         engine.close()
         assert [p for p in vllms if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
-        assert len(strangers) > 3
+        assert len(strangers) >= 2
         assert [s.poll() for s in strangers] == [None] * len(strangers)
     finally:
         for engine in engines:

@@ -31,11 +31,11 @@ from scoremode.engines.server.subject import ServedSubject
 from scoremode.engines.vllm.engine import VllmEngine
 from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.errors import EngineError, OptionError
+from tests import rounding
 from tests.remote.service.conftest import KEY, ServedModel
 
 TEXT = "the cat sat on the mat and the dog ran to the park with the cat " * 30
 SCORE = "/v1/scoremode/score"
-NATS = 2e-5  # what another batch may move, in float32
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +114,7 @@ def test_the_same_batch_gives_the_same_bits_and_another_one_moves_the_last_digit
         assert_same_bits(scored(engine_of(served), source), scored(in_process, source))
     source = WindowList(windows())
     for found, wanted in zip(scored(engine_of(served), source), scored(in_process, source), strict=True):
-        np.testing.assert_allclose(found.logprob, wanted.logprob, rtol=0, atol=NATS)
+        np.testing.assert_allclose(found.logprob, wanted.logprob, rtol=0, atol=rounding.of_checkpoint(served.model))
 
 
 def test_shared_prompts_have_the_same_bits(served: ServedModel, in_process: VllmEngine) -> None:
@@ -148,7 +148,7 @@ def test_perplexity_is_that_of_one_process_and_loads_nothing_heavy(served: Serve
     assert heavy == []
     assert (form, head) == ("service", "exact-fp32")
     local = sm.ppl(str(served.model), engine=in_process, text=TEXT, context_length=256)
-    np.testing.assert_allclose(logprob, local.scores.logprob, rtol=0, atol=NATS)
+    np.testing.assert_allclose(logprob, local.scores.logprob, rtol=0, atol=rounding.of_checkpoint(served.model))
 
 
 # ── the routes ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -291,7 +291,7 @@ def test_two_clients_at_once(served: ServedModel) -> None:
         client.join()
     for i in range(2):
         for a, b in zip(found[i], alone * 4, strict=True):
-            np.testing.assert_allclose(a.logprob, b.logprob, rtol=0, atol=NATS)
+            np.testing.assert_allclose(a.logprob, b.logprob, rtol=0, atol=rounding.of_checkpoint(served.model))
             assert a.entropy is not None
 
 

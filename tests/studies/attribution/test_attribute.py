@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from scoremode.studies.attribution.result import ordered
 from scoremode.studies.attribution.swap_loop import Job, SwapMeasurement
 from scoremode.studies.attribution.units import units_of
 from scoremode.studies.attribution.weight_formats.round_to_nearest import round_groups
+from tests import rounding
 from tests.gguf_files import gguf_of, require_llamacpp
 from tests.makers import make_tiny_model, with_changed_tensors
 
@@ -48,6 +50,16 @@ def asked(corpus: str, **more: Any) -> dict[str, Any]:
     return {"corpus": corpus, "context_length": 32, "dtype": "float32", **more}
 
 
+def as_compared(compared: dict[str, Any], model: Path) -> Any:
+    """A mean KL that another computation gives.
+
+    δ nats in log-probabilities move KL by at most δ · Σ |p - q|, which is at most δ · √(2 KL) (Pinsker's inequality);
+    the errors of different targets are as often above 0 as below.
+    """
+    kl, targets = compared["kl_mean"], compared["targets"]
+    return pytest.approx(kl, abs=rounding.of_checkpoint(model) * math.sqrt(2 * kl / targets))
+
+
 @pytest.mark.parametrize("part", ["layers.1.", "embed_tokens", "lm_head", "layers.2.mlp.up_proj"])
 def test_a_swap_equals_a_checkpoint_with_that_unit_replaced(part: str, base: Path, corpus: str, tmp_path: Path) -> None:
     candidate = str(with_changed_tensors(base, tmp_path / "other", noisy(part)))
@@ -56,9 +68,10 @@ def test_a_swap_equals_a_checkpoint_with_that_unit_replaced(part: str, base: Pat
     changed = [one for one in found[0].units if one.damage.is_changed]
     assert len(changed) == 1
     own = found.statistics(changed[0].damage)
-    assert own["kl"] == pytest.approx(compared["kl_mean"], rel=1e-12)
-    assert own["kl_stderr"] == pytest.approx(compared["kl_mean_stderr"], rel=1e-9)
-    assert own["delta_logprob"] == pytest.approx(compared["delta_logprob_mean"], rel=1e-9)
+    assert own["kl"] == as_compared(compared, base)
+    assert own["kl_stderr"] == pytest.approx(compared["kl_mean_stderr"], rel=1e-3)
+    gap = rounding.of_checkpoint(base) / math.sqrt(compared["targets"])
+    assert own["delta_logprob"] == pytest.approx(compared["delta_logprob_mean"], abs=gap)
     assert own["same_top"] == compared["same_top"]
     for one in found[0].units:
         if one is not changed[0]:
@@ -81,7 +94,7 @@ def test_a_candidate_with_a_head_of_its_own_beside_a_tied_baseline(corpus: str, 
     changed = [one for one in found[0].units if one.damage.is_changed]
     assert [one.name for one in changed] == ["head"]
     compared = sm.compare(str(tied), candidate, **asked(corpus))[0].statistics()
-    assert found.kl(changed[0]).value == pytest.approx(compared["kl_mean"], rel=1e-12)
+    assert found.kl(changed[0]).value == as_compared(compared, tied)
     account = found.account(found[0])
     assert found[0].served_by == "transformers"
     assert account.served is not None
