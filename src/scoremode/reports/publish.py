@@ -16,7 +16,8 @@ from typing import IO, Any
 from scoremode.core.disk.manifests import digest_of, is_sealed, sealed, sealed_text
 from scoremode.core.statistics.comparison import BY_NAME, Comparison
 from scoremode.core.store.run import Run
-from scoremode.core.strict_json import LARGEST, parse
+from scoremode.core.reading import LARGEST
+from scoremode.core.strict_json import parse
 from scoremode.core.verbs.outputs import About, FileKind
 from scoremode.errors import InputError, RunError, harmless, readable
 from scoremode.reports.model_card import fill_card, public_commands

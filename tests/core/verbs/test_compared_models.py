@@ -179,6 +179,6 @@ def test_a_finished_run_that_does_not_fit_loses_no_other_result(tmp_path: Path) 
 def test_a_baseline_that_is_no_name_is_refused() -> None:
     run = sm.ppl("table:uniform", text="any text")
     with pytest.raises(OptionError, match=r"baseline is .*, which is not a string or a path"):
-        sm.compare(run, "table:successor", text="any text")  # type: ignore[arg-type]
+        sm.compare(run, "table:successor", text="any text")
     with sm.open("table:successor") as model, pytest.raises(InputError, match="this run is not kept on disk"):
         model.compare(replace(run, path=None), text="any text")

@@ -93,7 +93,7 @@ def test_fewer_sequences_need_no_other_start(
         assert VllmPlugin().feeds_also(DecodePath(SEQUENCES), DecodePath(sequences))
         engine.feed_by(DecodePath(sequences))
         for window, answers in zip(windows, score(engine, windows), strict=True):
-            llama_judge.check(window, answers, NATS)
+            llama_judge.check(window, answers)
         assert max(beside) == sequences
         beside.clear()
         assert (engine.facts.settings["sequences"], engine.facts.settings["max_num_seqs"]) == (sequences, SEQUENCES)

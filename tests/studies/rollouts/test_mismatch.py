@@ -293,7 +293,7 @@ def test_a_run_must_have_scored_exactly_these_tokens(models: tuple[Any, Any, Any
     with pytest.raises(InputError, match="did not score exactly these sampled tokens"):
         sm.mismatch(texts, run)
     with pytest.raises(InputError, match=r"rollouts is of the type dict, which is not"):
-        sm.mismatch({"logprobs": []}, run)  # type: ignore[arg-type]
+        sm.mismatch({"logprobs": []}, run)
     n, written = 12 * 5, np.concatenate(texts.written)
     order = np.random.default_rng(5).permutation(n)  # windows may come in any order
     scored = np.concatenate(asked.logprobs(texts.prompt_ids, texts.written))

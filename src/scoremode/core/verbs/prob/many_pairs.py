@@ -22,7 +22,8 @@ from scoremode.core.disk.folders import JOURNAL, MANIFEST, RESULTS, Mark, entry_
 from scoremode.core.disk.manifests import Sha256
 from scoremode.core.reading import numbered_lines
 from scoremode.core.store.resumable import Resumable
-from scoremode.core.strict_json import LARGEST, parse
+from scoremode.core.reading import LARGEST
+from scoremode.core.strict_json import parse
 from scoremode.core.verbs.outputs import About, FileKind, Output, check_output, standing
 from scoremode.core.verbs.prob.boundary import EncodedPair, longest_of
 from scoremode.core.verbs.prob.sequence import SequenceProbability, SequenceScore
