@@ -209,7 +209,7 @@ class ComparisonNumbers:
         needs="noise",
     )
     delta_logprob_mean = Statistic(
-        about="mean of ln q - ln p", mean=lambda b: b.cand - b.base, needs="logprob", ranks=1
+        about="mean of ln q - ln p", mean=lambda b: b.cand - b.base, range="change", needs="logprob", ranks=1
     )
     answer_logprob = Statistic(
         about="mean of ln q - ln p over the slice answer; over all targets of a text without slices",
@@ -230,7 +230,7 @@ class ComparisonNumbers:
         lambda means: float(np.abs(means.runs.moved).max()) if len(means.runs.moved) else None,
         better="low",
     )
-    delta_p_mean = Statistic(about="mean of q - p", mean=lambda b: b.delta_p, ranks=1)
+    delta_p_mean = Statistic(about="mean of q - p", mean=lambda b: b.delta_p, range="change", ranks=1)
     delta_p_rms = Statistic(
         about="root mean square change in the probability of the text's own token",
         mean=_squared_delta_p,

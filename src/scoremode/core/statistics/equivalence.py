@@ -12,9 +12,7 @@ margin δ > 0 in nats per token, each at 5 % (Student's t, errors by document):
     no better   the change is below +δ      t = (δ - change) / stderr is large
     equivalent  both
 
-A few documents that lose much make t too large. So the smaller of t and of Hall's transformation of t counts:
-
-    ((1 + k t / 3)³ - 1) / k + k / 6      k the skewness of the mean over documents, times SHOWN
+A few documents that lose much make t too large, so a long tail counts as in the bounds of estimate.py.
 
 The targets are those in the slice ``answer``. A text without slices is taken as right as a whole.
 """
@@ -27,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.core.statistics.estimate import LEVEL, GroupSums, ratio, with_error_fields
+from scoremode.core.statistics.estimate import LEVEL, GroupSums, beyond, ratio, with_error_fields
 from scoremode.core.statistics.groups import FEWEST, are_blocks, of_blocks
 from scoremode.core.statistics.paired import PairedMeans, PairedRuns
 from scoremode.core.store.run import Run
@@ -35,7 +33,6 @@ from scoremode.errors import OptionError
 from scoremode.values import Bools, Estimate, Floats, Ints
 
 ANSWER = "answer"  # the slice whose targets are known to be right
-SHOWN = 2.0  # 10 documents of a lognormal source with sigma 0.5 and 1 show 41 and 20 % of its skewness
 
 
 def answer_targets(*runs: Run) -> Bools | None:
@@ -57,7 +54,7 @@ def is_answer(b: PairedRuns) -> Floats:
 
 def answer_logprob(means: PairedMeans) -> Estimate:
     """The mean change over the targets that are known to be right; NaN if there are none."""
-    return _answer_sums(means).estimate()
+    return _answer_sums(means).estimate("change")
 
 
 def _answer_sums(means: PairedMeans) -> GroupSums:
@@ -87,7 +84,7 @@ def change_per_document(runs: PairedRuns) -> Estimate:
     groups: Ints = first if np.array_equal(first, last) else np.arange(len(documents))
     counted = answers.numerator > 0
     _, of_document = np.unique(groups[counted], return_inverse=True)
-    return ratio(changes.numerator[counted], np.ones(int(counted.sum())), of_document)
+    return ratio(changes.numerator[counted], np.ones(int(counted.sum())), of_document, "change")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,31 +95,27 @@ class Equivalence:
     margin: float  # δ, nats per token
     per_token: Estimate
     per_document: Estimate
-    skewness: float = 0.0  # of the mean per token, as far as documents show it
+    skewness: float = 0.0  # to expect of the mean per token
     groups: str = "groups"  # what errors are over, in words
 
     @property
     def p_worse(self) -> float | None:
         """How likely so good a result is by chance if the candidate is worse by the margin; None if not known."""
-        return self._chance(self.per_token.value + self.margin, self.skewness)
+        return self._chance(self.per_token.value + self.margin, -self.skewness)
 
     @property
     def p_better(self) -> float | None:
         """The same for a candidate that is better by the margin."""
-        return self._chance(self.margin - self.per_token.value, -self.skewness)
+        return self._chance(self.margin - self.per_token.value, self.skewness)
 
     def _chance(self, distance: float, skewness: float) -> float | None:
         """The one-sided p-value of a distance from the margin; None where no error speaks of other texts."""
-        from scipy.special import stdtr  # slow to import, and `scoremode --help` must be fast
-
         e = self.per_token
         if e.stderr is None or e.freedom is None or not math.isfinite(distance) or are_blocks(self.groups):
             return None
         if e.stderr == 0:
             return 0.0 if distance > 0 else 1.0
-        t, k = distance / e.stderr, SHOWN * skewness
-        hall = ((1 + k * t / 3) ** 3 - 1) / k + k / 6 if abs(k) > 1e-6 else t  # its limit, before digits cancel
-        return float(stdtr(e.freedom, -min(t, hall)))
+        return beyond(distance / e.stderr, e.freedom, skewness)
 
     @property
     def no_worse(self) -> bool:
@@ -182,6 +175,6 @@ def equivalence(runs: PairedRuns, margin: float) -> Equivalence:
     require_margin(margin)
     with np.errstate(invalid="ignore"):  # a target of probability zero gives NaN, which is told
         sums, kind = _answer_sums(PairedMeans(runs)), str(runs.baseline.manifest.get("stderr_groups", "groups"))
-        per_token = sums.estimate()
+        per_token = sums.estimate("change")
         skewness = sums.skewness() if per_token.stderr else 0.0
         return Equivalence(runs.name, float(margin), per_token, change_per_document(runs), skewness, kind)

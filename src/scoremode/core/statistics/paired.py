@@ -7,7 +7,7 @@ error of such a difference, never of two separate numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -130,13 +130,6 @@ class PairedMeans:
         return self.runs.document_sums() if self.runs.averages_documents else None
 
 
-def mean_differences(runs: Sequence[PairedRuns], pairs: Sequence[tuple[int, int]], values: Values) -> list[Estimate]:
-    """Returns the mean difference, target by target, of each pair of candidates (by their indices)."""
-    weighted = {i: values(runs[i]) * runs[i].weight for i in {index for pair in pairs for index in pair}}
-    groups = np.unique(runs[pairs[0][0]].groups, return_inverse=True)[1] if pairs else np.zeros(0, np.int64)
-    return [ratio(weighted[i] - weighted[j], runs[i].weight, groups) for i, j in pairs]
-
-
 # ── perplexities ──────────────────────────────────────────────────────────────────────────────────────────────────────
 def nll_added(b: PairedRuns) -> Floats:
     return b.base - b.cand
@@ -164,7 +157,7 @@ def stored_metric(side: Literal["baseline", "candidate"], name: str) -> Callable
 def ppl_ratio(means: PairedMeans) -> Estimate:
     if means.documents is not None:
         return means.documents.estimate("positive")
-    logarithm = means.mean(nll_added)
+    logarithm = means.mean(nll_added, "change")
     if math.isfinite(logarithm.value):
         return exponential(logarithm)
     without_bound = math.inf if logarithm.value > 0 else math.nan  # of an infinite baseline there is no ratio
@@ -173,7 +166,7 @@ def ppl_ratio(means: PairedMeans) -> Estimate:
 
 def log_ppl_ratio(means: PairedMeans) -> Estimate:
     if means.documents is None:
-        return means.mean(nll_added)
+        return means.mean(nll_added, "change")
     e = means.documents.estimate("positive")
     if not (math.isfinite(e.value) and e.value > 0):
         return Estimate(math.nan, None, e.n, e.groups)
@@ -188,7 +181,7 @@ def ppl_difference(means: PairedMeans) -> Estimate:
     """
     if (documents := means.documents) is not None:
         moved = documents.numerator - documents.denominator
-        return ratio(moved, np.ones(len(moved)), documents.indices)
+        return ratio(moved, np.ones(len(moved)), documents.indices, "change")
     cand, base = means.mean(nll_of_candidate), means.mean(nll_of_baseline)
     ppl_cand, ppl_base = exponential(cand).value, exponential(base).value
     value = ppl_cand - ppl_base
@@ -198,5 +191,6 @@ def ppl_difference(means: PairedMeans) -> Estimate:
     def moves(b: PairedRuns) -> Floats:
         return ppl_cand * (-b.cand - cand.value) - ppl_base * (-b.base - base.value)
 
-    around_zero = means.mean(moves)
-    return with_bounds(Estimate(value, around_zero.stderr, cand.n, cand.groups, around_zero.freedom))
+    around_zero = means.sums(moves)
+    e = around_zero.estimate()
+    return with_bounds(Estimate(value, e.stderr, cand.n, cand.groups, e.freedom), "change", around_zero.skewness())
