@@ -91,6 +91,7 @@ def comparison_records(comparisons: Sequence[Comparison]) -> list[dict[str, Any]
             "name": public_name(c.name),
             "model_sha256": its.get("model_fingerprint"),
             "verdict": verdict.level,
+            "direction": verdict.direction or None,
             "sentence": public_words(verdict.sentence),
             "scale": verdict.scale,
             "notes": list(map(public_words, model_notes(c.candidate))),

@@ -19,9 +19,10 @@ import numpy as np
 from scoremode.core.scores.answers import measured
 from scoremode.core.statistics.comparison import BY_NAME, Comparison
 from scoremode.core.statistics.estimate import LEVEL, GroupSums, ratio
-from scoremode.core.statistics.groups import are_blocks
+from scoremode.core.statistics.groups import FEWEST, are_blocks
 from scoremode.core.statistics.paired import PairedMeans
 from scoremode.errors import RunError
+from scoremode.reports.text import counted
 from scoremode.values import Estimate, usable
 
 AGREES = 0.25  # docs/statistics.md: costs a twentieth of the power, and a third of false claims of unequal spreads
@@ -30,18 +31,29 @@ AGREES = 0.25  # docs/statistics.md: costs a twentieth of the power, and a third
 def closest_first(comparisons: Sequence[Comparison]) -> list[tuple[int, list[int]]]:
     """Candidates with a mean KL, the smallest first, each with the candidates that cannot be told apart from it.
 
-    Over blocks of one text, no candidates can be told apart. Candidates are named by their indices.
+    Candidates are named by their indices. If ``why_not_ranked`` has a reason, none can be told apart.
     """
     _require_one_question(comparisons)
     costs = [usable(c.statistics().get("kl_mean")) for c in comparisons]
     known = sorted((cost, i) for i, cost in enumerate(costs) if cost is not None)
     order = [i for _, i in known]
     pairs = list(combinations(order, 2))
-    nothing = any(are_blocks(str(c.baseline.manifest.get("stderr_groups", ""))) for c in comparisons)
+    nothing = bool(why_not_ranked(comparisons))
     sums = {i: PairedMeans(comparisons[i]).sums(measured(BY_NAME["kl_mean"].mean)) for i in order}
     apart = told_apart([1.0 if nothing else p_of_pair(sums[i], sums[j]) for i, j in pairs])
     tied = {frozenset(pair) for pair, is_apart in zip(pairs, apart, strict=True) if not is_apart}
     return [(i, [j for j in order if {i, j} in tied]) for i in order]
+
+
+def why_not_ranked(comparisons: Sequence[Comparison]) -> str:
+    """Why no candidate can be told from another, whatever their numbers; '' if they can be ranked."""
+    for c in comparisons:
+        kind, groups = str(c.baseline.manifest.get("stderr_groups", "groups")), c.statistics().get("groups") or 0
+        if are_blocks(kind):
+            return f"not ranked: ± is over {counted(groups, kind)}; give at least ten documents"
+        if groups < FEWEST:
+            return f"not ranked: {counted(groups, kind)} give no ±; give at least ten documents"
+    return ""
 
 
 def _require_one_question(comparisons: Sequence[Comparison]) -> None:

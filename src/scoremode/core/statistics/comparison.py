@@ -284,6 +284,11 @@ STATISTICS: tuple[Statistic, ...] = (
     plain("targets", "number of targets", lambda means: len(means.runs.groups)),
     plain("groups", "number of groups of targets", lambda means: means.mean(_worse).groups),
     plain(
+        "groups_effective",
+        "how many groups of equal size would tell as much",
+        lambda means: means.sums(_worse).effective,
+    ),
+    plain(
         "freedom",
         "degrees of freedom of the bounds, for numbers that count each target once",
         lambda means: means.mean(_worse).freedom,

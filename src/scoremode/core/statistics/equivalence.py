@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from scoremode.core.statistics.estimate import LEVEL, GroupSums, beyond, ratio, with_error_fields
-from scoremode.core.statistics.groups import FEWEST, are_blocks, of_blocks
+from scoremode.core.statistics.groups import ENOUGH, FEWEST, are_blocks, of_blocks, too_few_effective
 from scoremode.core.statistics.paired import PairedMeans, PairedRuns
 from scoremode.core.store.run import Run
 from scoremode.errors import OptionError
@@ -97,6 +97,7 @@ class Equivalence:
     per_document: Estimate
     skewness: float = 0.0  # to expect of the mean per token
     groups: str = "groups"  # what errors are over, in words
+    effective: float = math.inf  # how many groups of equal size would tell as much
 
     @property
     def p_worse(self) -> float | None:
@@ -120,7 +121,7 @@ class Equivalence:
     @property
     def no_worse(self) -> bool:
         """Is it shown that the candidate is no worse than the margin?"""
-        return self.p_worse is not None and self.p_worse <= 1 - LEVEL
+        return self.p_worse is not None and self.p_worse <= 1 - LEVEL and self.effective >= ENOUGH
 
     @property
     def no_better(self) -> bool:
@@ -128,17 +129,25 @@ class Equivalence:
         return self.p_better is not None and self.p_better <= 1 - LEVEL
 
     @property
+    def refusal(self) -> str:
+        """Why nothing can be judged; '' if it can."""
+        e = self.per_token
+        if math.isnan(e.value) and not e.n:
+            return "no target is part of an answer"
+        if not math.isfinite(e.value):
+            return "a target has probability zero"
+        if e.stderr is None:
+            return f"too few groups for an error ({e.groups}, {FEWEST} are needed)"
+        if are_blocks(self.groups):
+            return of_blocks(e.groups, self.groups)
+        return too_few_effective(self.effective, self.groups) if self.effective < ENOUGH else ""
+
+    @property
     def sentence(self) -> str:
         """The verdict in words."""
+        if self.refusal:
+            return f"cannot be judged: {self.refusal}"
         e, margin = self.per_token, f"{self.margin:.12g}"
-        if math.isnan(e.value) and not e.n:
-            return "cannot be judged: no target is part of an answer"
-        if not math.isfinite(e.value):
-            return "cannot be judged: a target has probability zero"
-        if e.stderr is None:
-            return f"cannot be judged: too few groups for an error ({e.groups}, {FEWEST} are needed)"
-        if are_blocks(self.groups):
-            return f"cannot be judged: {of_blocks(e.groups, self.groups)}"
         said = f"{e.value:+.4g} ± {e.stderr:.2g} nats per token"
         if not self.no_worse:
             why = "is worse by more" if e.high is not None and e.high < -self.margin else "may be worse by more"
@@ -153,6 +162,7 @@ class Equivalence:
             "margin": self.margin,
             "targets": self.per_token.n,
             "groups": self.per_token.groups,
+            "groups_effective": self.effective,
             **with_error_fields("per_token", self.per_token),
             **with_error_fields("per_document", self.per_document),
             "p_worse": self.p_worse,
@@ -177,4 +187,6 @@ def equivalence(runs: PairedRuns, margin: float) -> Equivalence:
         sums, kind = _answer_sums(PairedMeans(runs)), str(runs.baseline.manifest.get("stderr_groups", "groups"))
         per_token = sums.estimate("change")
         skewness = sums.skewness() if per_token.stderr else 0.0
-        return Equivalence(runs.name, float(margin), per_token, change_per_document(runs), skewness, kind)
+        return Equivalence(
+            runs.name, float(margin), per_token, change_per_document(runs), skewness, kind, sums.effective
+        )

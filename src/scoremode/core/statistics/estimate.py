@@ -12,10 +12,10 @@ Bounds are Student's t with these degrees of freedom, on a scale that keeps them
     positive      ln mean               mean · exp(∓ t · stderr / mean), and further above if the long tail lies there
     share         ln(mean / (1-mean))   the odds times exp(∓ t · stderr / (mean · (1 - mean)))
 
-A sample often lacks the few groups with the largest values, and then both its mean and its spread are too small. So on
-the side of a long tail, the bound is no nearer than Hall's transformation puts it (``reach``). Hall's skewness is that of
-the mean, k = Σ r³ / (Σ r²)^1.5 with r = s_g - mean·n_g; samples show less of it than there is, so it counts TAIL times,
-and again G · Σ h_g² times: unequal groups show even less.
+A sample often lacks the few groups with the largest values, and then both its mean and its spread are too small. So
+on the side of a long tail, the bound is no nearer than Hall's transformation puts it (``reach``). Hall's skewness is
+that of the mean, k = Σ r³ / (Σ r²)^1.5 with r = s_g - mean·n_g; samples show less of it than there is, so it counts
+TAIL times, and again G / effective times: unequal groups show even less.
 
 A share whose groups are each all yes or all no has the bounds of Clopper and Pearson: each group counts as one yes or
 no. The formulas above account for a few large documents that dominate many small ones. With fewer than FEWEST groups,
@@ -145,9 +145,15 @@ class GroupSums:
         spread = float((residual**2).sum())
         if not 0 < spread < math.inf:
             return 0.0
-        denominator = self.denominator[self.denominator > 0]
-        unequal = len(denominator) * float((denominator**2).sum()) / float(denominator.sum()) ** 2
-        return TAIL * unequal * float((residual**3).sum()) / spread**1.5
+        unequal = np.count_nonzero(self.denominator) / self.effective
+        return TAIL * float(unequal) * float((residual**3).sum()) / float(spread**1.5)
+
+    @property
+    def effective(self) -> float:
+        """How many equal groups would tell as much: (Σ n_g)² / Σ n_g²."""
+        denominator = self.denominator
+        total = float((denominator**2).sum())
+        return float(denominator.sum() ** 2 / total) if total else 0.0
 
 
 def reach(freedom: float, skewness: float, tail: float = (1 - LEVEL) / 2) -> float:

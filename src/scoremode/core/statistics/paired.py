@@ -16,7 +16,15 @@ import numpy as np
 
 from scoremode.core.plan.recipes import methods
 from scoremode.core.scores.columns import Divergences
-from scoremode.core.statistics.estimate import GroupSums, exponential, quantiles, ratio, transformed, with_bounds
+from scoremode.core.statistics.estimate import (
+    GroupSums,
+    beyond,
+    exponential,
+    quantiles,
+    ratio,
+    transformed,
+    with_bounds,
+)
 from scoremode.core.store.run import Run
 from scoremode.values import Bools, Estimate, Floats, Ints, Range, change
 
@@ -194,3 +202,15 @@ def ppl_difference(means: PairedMeans) -> Estimate:
     around_zero = means.sums(moves)
     e = around_zero.estimate()
     return with_bounds(Estimate(value, e.stderr, cand.n, cand.groups, e.freedom), "change", around_zero.skewness())
+
+
+def chance_of_no_change(means: PairedMeans) -> float:
+    """The two-sided p-value of a perplexity ratio of 1, by the bounds of the ratio; 1 if it has no error."""
+    sums, at = (means.sums(nll_added), 0.0) if means.documents is None else (means.documents, 1.0)
+    e, skewness = sums.estimate(), sums.skewness()
+    if e.stderr is None or e.freedom is None or e.value == at:
+        return 1.0
+    if e.stderr == 0:
+        return 0.0
+    away = (e.value - at) / e.stderr
+    return min(1.0, 2 * beyond(abs(away), e.freedom, skewness if away < 0 else -skewness))
