@@ -1,7 +1,7 @@
-"""How often are bounds and claims right where a few documents lose much? By the formulas of docs/statistics.md, in NumPy.
+"""How often are bounds and claims right where a few documents lose much? By the formulas of docs/statistics.md.
 
 Nothing here is the product's code, so it judges that code: tests/benchmarks/test_coverage.py compares the two draw by
-draw. Documents have lognormal losses (σ), or one in ten loses ten times as much, and lengths that are equal or lognormal.
+draw. Documents have lognormal losses (σ), or one in ten loses ten times as much; lengths are equal or lognormal.
 
     python benchmarks/long_tails.py [--draws 20000] [--seed 0]
 
@@ -74,7 +74,8 @@ def bounds_of_change(m: Means, confidence: float = 0.975) -> tuple[Floats, Float
 def losses(spread: float | None, shape: tuple[int, ...], random: np.random.Generator) -> Floats:
     """Losses whose mean is 1."""
     if spread is None:
-        return np.where(random.random(shape) < 0.1, 10.0, 1.0) / 1.9 * np.exp(0.3 * random.normal(size=shape) - 0.045)
+        level = 1 + 9 * (random.random(shape) < 0.1)
+        return np.asarray(level / 1.9 * np.exp(0.3 * random.normal(size=shape) - 0.045))
     return np.exp(spread * random.normal(size=shape) - spread**2 / 2)
 
 

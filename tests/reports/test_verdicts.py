@@ -255,7 +255,9 @@ def test_a_path_differs_if_it_exceeds_all_noise_that_was_measured(
     assert judged([path]) == [level]
     (said,) = verdicts([path])
     assert ("; computing 2 windows again, one at a time, moves them by" in said.sentence) == (rerun is not None)
-    assert ("Figures measured on one path hold for the other." in said.sentence) == (level == "a difference within the noise")
+    assert ("Figures measured on one path hold for the other." in said.sentence) == (
+        level == "a difference within the noise"
+    )
     assert ("Publish with every figure which path it comes from." in said.sentence) == (level == "changed")
     assert rule_words([path]).startswith("changed: the lower 95 % bounds")
     few = replace(path, groups=np.zeros_like(path.groups))

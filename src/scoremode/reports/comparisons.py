@@ -276,8 +276,17 @@ def _method_line(c: Comparison) -> str:
     m, s = c.baseline.manifest, c.statistics()
     groups = int(usable(s.get("groups")) or 0)
     kind = str(m.get("stderr_groups", "groups"))
-    rests_on = f"± over {counted(groups, kind)}" if s.get("worse_stderr") is not None else too_few(groups, kind)
+    rests_on = _rests_on(s, counted(groups, kind)) if s.get("worse_stderr") is not None else too_few(groups, kind)
     return f"{method_words(m)}, {counted(int(usable(s.get('targets')) or 0), 'targets')}, {rests_on}"
+
+
+def _rests_on(s: Statistics, groups: str) -> str:
+    """What errors rest on: how many groups, how many hold half of the KL, and what may be missing among them."""
+    effective, half, unseen = (usable(s.get(name)) for name in ("groups_effective", "kl_half_groups", "unseen_share"))
+    parts = [] if effective is None else [f"as {effective:.1f} of equal length"]
+    parts += [] if half is None else [f"half of the KL in {half:.0f}"]
+    parts += [] if unseen is None else [f"kinds of text rarer than {unseen:.0%} may be missing"]
+    return f"± over {groups} ({', '.join(parts)})" if parts else f"± over {groups}"
 
 
 # ── means over parts of the targets ──────────────────────────────────────────────────────────────────────────────────

@@ -23,7 +23,7 @@ from scoremode.core.scores.parquet import RunRows, pair_to_arrow
 from scoremode.core.scores.schema import DIVERGENCE, KL
 from scoremode.core.statistics.depth import DepthMeans, by_depth
 from scoremode.core.statistics.equivalence import Equivalence, answer_change, answer_logprob, equivalence
-from scoremode.core.statistics.estimate import quantiles, square_root
+from scoremode.core.statistics.estimate import LEVEL, quantiles, square_root
 from scoremode.core.statistics.paired import (
     PairedMeans,
     PairedRuns,
@@ -75,6 +75,13 @@ def _delta_p_quantile(name: str) -> PlainStatistic:
         return means.quantiles("delta_p", means.runs.delta_p, DELTA_P_QUANTILES)[name]
 
     return _plain("a quantile of q - p over targets", of)
+
+
+def _holding_half(sums: Floats) -> int | None:
+    """How many of the largest sums hold half of all; None if they are infinite."""
+    if not np.isfinite(sums).all() or not sums.any():
+        return None
+    return int(np.searchsorted(np.cumsum(np.sort(sums)[::-1]), sums.sum() / 2)) + 1
 
 
 def _zeros(logprob: Floats) -> int:
@@ -287,6 +294,17 @@ STATISTICS: tuple[Statistic, ...] = (
         "groups_effective",
         "how many groups of equal size would tell as much",
         lambda means: means.sums(_worse).effective,
+    ),
+    plain(
+        "kl_half_groups",
+        "how many groups hold half of the KL",
+        lambda means: _holding_half(means.sums(lambda b: measured(b.kl)).numerator),
+        needs="kl",
+    ),
+    plain(
+        "unseen_share",
+        "a kind of text with this share or less may be missing among the groups, with 95 %",
+        lambda means: 1 - (1 - LEVEL) ** (1 / groups) if (groups := means.mean(_worse).groups) else None,
     ),
     plain(
         "freedom",
