@@ -1,7 +1,7 @@
 """scoremode: exactly what a language model, as it is served, thinks of a text.
 
     import scoremode as sm
-    run = sm.ppl("smollm2-135m", corpus="python-docs", method="sliding-once", context_length=512, stride=256)
+    run = sm.ppl("smollm2-135m")  # or corpus="notes.txt", method="gptq", context_length=2048, …
     run.perplexity        # value ± standard error
     run.scores.logprob    # NumPy, one per target
     sm.prob("smollm2-135m", prompt="The capital of France is", targets=[" Paris", " London"])

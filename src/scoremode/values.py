@@ -18,7 +18,7 @@ Bools = npt.NDArray[np.bool_]
 Raw = npt.NDArray[Any]
 """Numbers bit for bit: float16 and float32 as NumPy has them, bfloat16 as uint16 bit patterns."""
 
-Range = Literal["any", "positive", "share"]
+Range = Literal["any", "change", "positive", "share"]
 """What a mean can be: any number, none below 0, or only numbers from 0 to 1. Its bounds stay in that range."""
 
 NUMERICS = 3

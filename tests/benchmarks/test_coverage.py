@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import runpy
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from scoremode.core.statistics.groups import SHORTEST, STRETCH
+from scoremode.reports.ranking import p_of_pair
 
+TAILS = runpy.run_path(str(Path(__file__).resolve().parents[2] / "benchmarks" / "long_tails.py"))
 SCRIPT = runpy.run_path(str(Path(__file__).resolve().parents[2] / "benchmarks" / "coverage.py"))
 GROUPS, NUMBERS, read = SCRIPT["GROUPS"], SCRIPT["NUMBERS"], SCRIPT["read"]
 neighbours, of_documents, of_stretches = (SCRIPT[name] for name in ("neighbours", "of_documents", "of_stretches"))
-of_shares, of_skewed, of_blocks = (SCRIPT[name] for name in ("of_shares", "of_skewed", "of_blocks"))
-false_no_worse = SCRIPT["false_no_worse"]
+of_shares, of_blocks = SCRIPT["of_shares"], SCRIPT["of_blocks"]
+false_no_worse, sums_of = SCRIPT["false_no_worse"], SCRIPT["sums_of"]
 DRAWS = 1500
 SLACK = 0.017  # three standard errors of a share of 0.95 over so many draws
 
@@ -71,14 +75,48 @@ def test_no_worse_is_false_at_most_5_times_in_100_on_mixed_texts(number: str, gr
     assert false_no_worse(number, groups, DRAWS, seed=1) < 0.05 + SLACK
 
 
-def test_a_long_tail_costs_less_than_by_student() -> None:
-    """Lognormal with σ = 1, far beyond real texts: Student's t claims "no worse" falsely 17 times in 100 here."""
-    held, false = of_skewed(1.0, 20, unequal=False, draws=1000, seed=1)
-    assert false < 0.08
-    assert held > 0.87
-    held, false = of_skewed(0.5, 10, unequal=False, draws=1000, seed=1)
-    assert false < 0.09
-    assert held > 0.915
+@pytest.mark.parametrize("uneven", TAILS["LENGTHS"].values())
+def test_the_product_has_the_bounds_and_p_values_of_formulas_that_are_not_its_own(uneven: float) -> None:
+    random = np.random.default_rng(7)
+    size, loss = TAILS["sizes"](uneven, (60, 12), random), TAILS["losses"](1.0, (60, 12, 2), random)
+    kl, change = TAILS["means"](size, loss[:, :, 0]), TAILS["means"](size, loss[:, :, 0] - 1)
+    of_kl, of_change, pairs = (
+        TAILS["bounds_of_kl"](kl),
+        TAILS["bounds_of_change"](change),
+        TAILS["p_of_pairs"](loss, size),
+    )
+    for draw in range(60):
+        first, second = (sums_of(loss[draw, :, i] * size[draw], size[draw]) for i in (0, 1))
+        ours = first.estimate("positive")
+        assert (ours.low, ours.high) == pytest.approx([bound[draw] for bound in of_kl])
+        ours = sums_of((loss[draw, :, 0] - 1) * size[draw], size[draw]).estimate("change")
+        assert (ours.low, ours.high) == pytest.approx([bound[draw] for bound in of_change])
+        assert p_of_pair(first, second) == pytest.approx(pairs[draw, 0])
+
+
+@pytest.mark.parametrize(("spread", "least"), [(0.3, 0.93), (0.7, 0.93), (1.0, 0.915), (1.5, 0.86)])
+@pytest.mark.parametrize("uneven", TAILS["LENGTHS"].values())
+@pytest.mark.parametrize("documents", TAILS["DOCUMENTS"])
+def test_bounds_and_claims_are_right_as_often_as_documented(
+    spread: float, least: float, uneven: float, documents: int
+) -> None:
+    """docs/statistics.md: the goals are 93 % with σ up to 1, and 90 % with 1.5; five documents miss them a little."""
+    shares = TAILS["cell"](spread, uneven, documents, 4000, seed=1)
+    noise = 3 * (0.05 * 0.95 / 4000) ** 0.5
+    assert (
+        min(shares["KL"], shares["ratio"])
+        > (least if documents < 10 else max(least, 0.93 if spread <= 1 else 0.9)) - noise
+    )
+    if spread <= 1 and not math.isnan(shares["no worse"]):
+        assert shares["no worse"] < 0.08 + 2 * noise
+        assert shares["likelier"] < 0.05 + noise
+
+
+@pytest.mark.parametrize("uneven", TAILS["LENGTHS"].values())
+def test_the_ranking_is_false_at_most_5_times_in_100_and_has_power(uneven: float) -> None:
+    false, power = TAILS["ranking"](0.7, uneven, 20, 2000, seed=1)
+    assert false < 0.05 + 3 * (0.05 * 0.95 / 2000) ** 0.5
+    assert power > 0.5  # by the difference of means: 0.13 to 0.9
 
 
 # ── one text ─────────────────────────────────────────────────────────────────────────────────────────────────────────

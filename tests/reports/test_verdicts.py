@@ -27,7 +27,7 @@ def shifted(mean: float, *, kl: float = 0.1, floor: float | None = 0.001, name: 
 
 
 def judged(comparisons: Sequence[Comparison]) -> list[str]:
-    return [v.level for v in verdicts(comparisons)]
+    return [", ".join(filter(None, (v.level, v.direction.removeprefix("text ")))) for v in verdicts(comparisons)]
 
 
 def spread(mean: float, stderr: float, groups: int) -> Any:
@@ -69,65 +69,77 @@ def made(
 
 JUDGED_BY_A_PERSON = """
 4 bits on 5 documents | 0.65 ± 0.03 | 0.44 | 0.12 ± 0.15 | 8e-12 | 5
-    changed | changed: KL 0.650, first choice differs in 4 & +12% ± 15% cannot tell better from worse on | noise & same
+    changed | changed: KL 0.650, first choice differs in 4 & on every target & +12% ± 15%, which may be chance on 5 | noise & text
 Q4_0, no floor | 0.436 ± 0.02 | 0.4 | 0.38 ± 0.05 | - | 20
-    changed, worse | changed: KL 0.436 & : worse | noise
+    changed, less likely | changed: KL 0.436 & text less likely (perplexity +38.0% ± 5.0%) | noise & chance
 a usual 4-bit loss | 0.012 ± 0.001 | 0.04 | 0.012 ± 0.003 | 1e-11 | 20
-    changed, worse | changed: KL 0.0120 & perplexity +1.20% ± 0.30%: worse | noise & cannot tell
+    changed, less likely | changed: KL 0.0120 & on every target & text less likely (perplexity +1.20% ± 0.30%) | chance
 8 bits, perplexity does not see it | 0.001225 ± 4.3e-05 | 0.02 | 0.0015 ± 0.00098 | 2.4e-12 | 20
-    changed | changed: KL 0.001225 & cannot tell better from worse on 20 documents | noise & same
+    changed | changed: KL 0.001225 & +0.150% ± 0.098%, which may be chance on 20 documents | likely
 far below the floor | 7e-12 ± 1e-13 | 0 | 1e-09 ± 1e-09 | 8e-12 | 20
-    within the noise floor | no change beyond the noise floor: KL 7.00e-12 & floor 8.00e-12 | changed: & worse
+    a difference within the noise | a difference within the noise: KL 7.00e-12 & floor 8.00e-12 | changed & likely
 on the floor | 0.001 ± 0 | 0 | 0 ± 0.0001 | 0.001 | 20
-    within the noise floor | no change beyond | worse
+    a difference within the noise | within the noise: KL 0.00100 | likely & changed
 bfloat16 against itself | 0.0009 ± 0.0001 | 0.02 | 0.0001 ± 0.0005 | 0.001 | 20
-    within the noise floor | no change beyond the noise floor & first choice differs in | changed:
-below the floor, perplexity lower by chance | 0.0005 ± 1e-05 | 0 | -0.1 ± 0.001 | 0.001 | 20
-    within the noise floor | no change beyond | better
+    a difference within the noise | first choice differs in & may be chance | changed
+within the floor, and perplexity surely higher | 0.0009 ± 0.0001 | 0.02 | 0.005 ± 0.0005 | 0.001 | 20
+    a difference within the noise, less likely | within the noise: & text less likely (perplexity +0.500% ± 0.050%) | changed
+below the floor, and a likelier text | 0.0005 ± 1e-05 | 0 | -0.1 ± 0.001 | 0.001 | 20
+    a difference within the noise, likelier | within the noise & text likelier (perplexity -10.0 | better & changed
 a hair above the floor | 0.00102 ± 4e-05 on few targets | 0 | 0.0001 ± 0.0005 | 0.001 | 20
-    not known | not clearly above the noise floor: KL 0.001020 ± 0.000040, floor 0.00100 | changed & no change
+    not known | not known: KL 0.001020 ± 0.000040, floor 0.00100 & give more documents | changed & within
 just clearly above the floor | 0.0012 ± 4e-05 | 0 | 0.0001 ± 0.0005 | 0.001 | 20
     changed | changed: KL 0.00120 | noise
 one wild document | 0.2 ± 0.15 on few targets | 0 | 0.01 ± 0.02 | 0.001 | 20
-    not known | not clearly above the noise floor: KL 0.20 ± 0.15 & cannot tell | changed:
-one wild document, and clearly worse | 0.2 ± 0.15 on few targets | 0 | 0.1 ± 0.002 | 0.001 | 20
-    changed, worse | KL 0.20 ± 0.15, floor 0.00100 & : worse | -
+    changed | changed: KL 0.20 ± 0.15, floor 0.00100 & targets, by up to & in document & may be chance | not known
+one wild document, and clearly less likely | 0.2 ± 0.15 on few targets | 0 | 0.1 ± 0.002 | 0.001 | 20
+    changed, less likely | KL 0.20 ± 0.15, floor 0.00100 & text less likely | -
 every target moved, in wild amounts | 0.2 ± 0.12 | 0.2 | 0.01 ± 0.02 | 1e-12 | 20
-    changed | half of the targets moved more than 99 % do by noise | same
+    changed | changed: KL 0.20 ± 0.12 & of 500 targets | noise
 the floor is 0 | 1e-06 ± 1e-08 | 0 | 1e-06 ± 1e-05 | 0 | 20
-    changed | changed: KL 1.000e-6 | noise
-no floor, KL above 0 | 3e-09 ± 1e-10 | 0 | 1e-08 ± 1e-07 | - | 20
-    changed | KL 3.00e-9 & no noise floor was measured | same
+    changed | changed: KL 1.000e-6 & on every target | noise
+no floor, a KL that rounding gives | 3e-09 ± 1e-10 | 0 | 1e-08 ± 1e-07 | - | 20
+    not known | not known: KL 3.00e-9 & no noise floor was measured | changed & more documents
+no floor, 1 % other first choices | 0.0004 ± 0.0001 | 0.01 | 0.0001 ± 0.001 | - | 20
+    not known | not known: KL 0.00040 & no noise floor was measured | changed
 no floor, KL not above 0 | 0.01 ± 0.02 on few targets | 0 | 0.001 ± 0.01 | - | 20
-    not known | not clearly above 0: KL 0.010 ± 0.020 | changed & no change
-no floor, other first choices | 0.01 ± 0.02 on few targets | 0.2 | 0.001 ± 0.01 | - | 20
-    changed | changed: KL 0.010 ± 0.020 & first choice differs in 22 | same
-no KL, other first choices | - | 0.08 | 0.01 ± 0.02 | - | 20
-    changed | changed: first choice differs in & KL was not measured | noise & same
-no KL, other first choices, worse | - | 0.08 | 0.05 ± 0.01 | - | 20
-    changed, worse | KL was not measured & : worse | noise & same
+    not known | not known: KL 0.010 ± 0.020 & no noise floor was measured | changed
+no floor, a clear KL | 0.05 ± 0.004 | 0.2 | 0.001 ± 0.01 | - | 20
+    changed | changed: KL 0.0500 & first choice differs in 22 | noise
+four documents, a large KL, no floor | 0.4 ± 0.1 | 0.33 | 0.2 ± 0.1 | - | 4
+    not known | not known: KL & too few groups for an error (4 documents, 5 are needed) & no noise floor | changed
+no KL, other first choices | - | 0.12 | 0.01 ± 0.02 | - | 20
+    changed | changed: first choice differs in & KL was not measured | noise
+no KL, few other first choices | - | 0.02 | 0.001 ± 0.02 | - | 20
+    not known | not known: first choice differs in & KL was not measured & may be chance | changed
+no KL, other first choices, less likely | - | 0.12 | 0.05 ± 0.01 | - | 20
+    changed, less likely | KL was not measured & text less likely | noise
 no KL, the same first choices | - | 0 | 0.0001 ± 0.001 | - | 20
-    not known | no change shown: first choice differs in 0% & KL was not measured & cannot tell | noise & the same
+    not known | not known: first choice differs in 0% & KL was not measured & may be chance | the noise
 no KL, equal log-probabilities | - | 0 | 0 ± 0 | - | 20
-    not known | no change shown & KL was not measured | noise & the same
-perplexity alone, worse | - | - | 0.02 ± 0.001 | - | 20
-    changed, worse | differ by 0.02 & KL and first choices were not measured & +2.00% ± 0.10%: worse | noise & same
+    not known | not known: & KL was not measured | the noise & likel
+perplexity alone, less likely | - | - | 0.02 ± 0.001 | - | 20
+    changed, less likely | differ by 0.02 & KL and first choices were not measured & (perplexity +2.00% ± 0.10%) | noise
 perplexity alone, not clear | - | - | 0.02 ± 0.03 | - | 20
-    not known | no change shown & KL and first choices were not measured & cannot tell | noise & same
+    not known | KL and first choices were not measured & may be chance on 20 documents | changed
 itself | 0 ± 0 | 0 | 0 ± 0 | 1e-11 | 20
-    same | the same on every target | noise & changed
+    no difference found | no difference found: every log-probability is equal | changed & noise
 itself, no floor | 0 ± 0 | 0 | 0 ± 0 | - | 20
-    same | the same on every target | noise & changed
+    no difference found | no difference found: every log-probability is equal | changed
 one document, a floor | 0.65 ± 0 | 0.44 | 0.12 ± 0 | 1e-11 | 1
-    changed | changed: KL 0.650, floor 1.00e-11 & half of the targets moved & too few groups for an error | worse & ±
+    changed | changed: KL 0.650, floor 1.00e-11 & on every target & perplexity +12.00% | likel & ±
 three documents, no floor | 0.65 ± 0 | 0.44 | 0.12 ± 0 | - | 3
-    not known | not judged: KL 0.650 & perplexity +12.00% & too few groups for an error (3 doc | worse & same & ±
-better | 0.3 ± 0.02 | 0.2 | -0.05 ± 0.01 | 1e-11 | 20
-    changed, better | changed: KL 0.300 & perplexity -5.00% ± 1.00%: better | worse
-changed, lower perplexity by chance | 0.3 ± 0.02 | 0.2 | -0.05 ± 0.04 | 1e-11 | 20
-    changed | perplexity -5.0% ± 4.0% cannot tell | : better
+    not known | not known: KL 0.650 & too few groups for an error (3 doc | likel & ±
+a likelier text | 0.3 ± 0.02 | 0.2 | -0.05 ± 0.01 | 1e-11 | 20
+    changed, likelier | changed: KL 0.300 & text likelier (perplexity -5.00% ± 1.00%) | better & less
+a likelier text, of six documents | 0.3 ± 0.02 | 0.2 | -0.05 ± 0.002 | 1e-11 | 6
+    changed | but 6.0 effective documents are too few to call the text likelier | : text likelier & likelier (
+a less likely text, of six documents | 0.3 ± 0.02 | 0.2 | 0.05 ± 0.002 | 1e-11 | 6
+    changed, less likely | text less likely (perplexity +5.00% ± 0.20%) | too few
+lower perplexity by chance | 0.3 ± 0.02 | 0.2 | -0.05 ± 0.04 | 1e-11 | 20
+    changed | perplexity -5.0% ± 4.0%, which may be chance | likelier
 no first choices, but KL | 0.03 ± 0.002 | - | 0.02 ± 0.001 | 1e-11 | 20
-    changed, worse | changed: KL 0.0300; perplexity | first choice
+    changed, less likely | changed: KL 0.0300; on every | first choice
 """
 # First line: name, KL, share of other first choices, change of perplexity, noise floor, documents; "-": not measured.
 # Second line: what a person judges from these numbers: the level, what a sentence must say, and what it must not say.
@@ -148,7 +160,7 @@ def test_the_rule_judges_as_a_person_did(numbers: str, wanted: str) -> None:
         spiky="few targets" in kl,
     )
     (found,) = verdicts([c])
-    assert found.level == level, found.sentence
+    assert ", ".join(filter(None, (found.level, found.direction.removeprefix("text ")))) == level, found.sentence
     assert [words for words in said.split(" & ") if words not in found.sentence] == [], found.sentence
     assert [words for words in unsaid.split(" & ") if words in found.sentence and words != "-"] == [], found.sentence
 
@@ -166,13 +178,13 @@ def test_few_texts_do_not_make_a_clear_loss_the_same() -> None:
     c = compared(base, base - 0.1 - spread, groups=np.arange(GROUPS), kl=kl, noise_kl=np.full(4, 0.0018))
     statistics = comparison_statistics(c)
     assert statistics["kl_mean"] - 2 * statistics["kl_mean_stderr"] < statistics["noise_floor_kl_mean"]
-    assert judged([c]) == ["changed, worse"]
+    assert judged([c]) == ["changed, less likely"]
 
 
 def test_more_candidates_need_more_evidence_for_a_direction() -> None:
     """p is about 0.03 here: enough for one candidate, not for one of six. That it changed is as clear as before."""
     alone = shifted(0.0035)
-    assert judged([alone]) == ["changed, worse"]
+    assert judged([alone]) == ["changed, less likely"]
     others = [shifted(0.0, name=f"other-{i}") for i in range(5)]
     assert judged([alone, *others])[0] == "changed"
     assert "6 candidates" in rule_words([alone, *others])
@@ -181,10 +193,10 @@ def test_more_candidates_need_more_evidence_for_a_direction() -> None:
 @pytest.mark.parametrize(
     ("base", "cand", "kl", "level", "words"),
     [
-        (-1.0, -math.inf, 0.1, "changed, worse", "probability zero for 1 more token of the text: worse"),
-        (-math.inf, -1.0, 0.1, "changed, better", "probability zero for 1 fewer token of the text: better"),
+        (-1.0, -math.inf, 0.1, "changed, less likely", "text less likely: probability zero for 1 more token"),
+        (-math.inf, -1.0, 0.1, "changed, likelier", "text likelier: probability zero for 1 fewer token"),
         (-math.inf, -math.inf, 0.1, "changed", "perplexity is infinite under both"),
-        (-1.0, -1.1, math.inf, "changed, worse", "changed: KL infinite|KL is infinite on 1 target: worse"),
+        (-1.0, -1.1, math.inf, "changed", "changed: KL infinite|KL is infinite on 1 target"),
     ],
 )
 def test_what_is_impossible(base: float, cand: float, kl: float, level: str, words: str) -> None:
@@ -193,7 +205,7 @@ def test_what_is_impossible(base: float, cand: float, kl: float, level: str, wor
         value[0] = first
     c = compared(values[0], values[1], kl=values[2], noise_kl=np.full(4, 1e-9))
     (found,) = verdicts([c])
-    assert found.level == level
+    assert judged([c]) == [level]
     assert all(part in found.sentence for part in words.split("|")), found.sentence
 
 
@@ -227,10 +239,10 @@ def test_no_scale_for_what_did_not_change() -> None:
 @pytest.mark.parametrize(
     ("rerun", "floor", "level"),
     [
-        (1e-9, 1e-12, "more than the noise"),
-        (0.5, 1e-12, "no more than the noise"),
-        (1e-9, 0.5, "no more than the noise"),
-        (None, 1e-12, "more than the noise"),
+        (1e-9, 1e-12, "changed"),
+        (0.5, 1e-12, "a difference within the noise"),
+        (1e-9, 0.5, "a difference within the noise"),
+        (None, 1e-12, "changed"),
         (None, None, "not known"),
     ],
 )
@@ -243,11 +255,13 @@ def test_a_path_differs_if_it_exceeds_all_noise_that_was_measured(
     assert judged([path]) == [level]
     (said,) = verdicts([path])
     assert ("; computing 2 windows again, one at a time, moves them by" in said.sentence) == (rerun is not None)
-    assert ("Figures measured on one path hold for the other." in said.sentence) == (level == "no more than the noise")
-    assert ("Publish with every figure which path it comes from." in said.sentence) == (level == "more than the noise")
-    assert rule_words([path]).startswith("beyond the noise: the lower 95 % bounds")
+    assert ("Figures measured on one path hold for the other." in said.sentence) == (
+        level == "a difference within the noise"
+    )
+    assert ("Publish with every figure which path it comes from." in said.sentence) == (level == "changed")
+    assert rule_words([path]).startswith("changed: the lower 95 % bounds")
     few = replace(path, groups=np.zeros_like(path.groups))
-    if level == "more than the noise":  # without an error, nobody knows
+    if level == "changed":  # without an error, nobody knows
         assert judged([few]) == ["not known"]
 
 
@@ -256,7 +270,7 @@ def test_a_small_difference_of_paths_is_told_without_exponents() -> None:
     path = replace(c, manifest={**c.manifest, "rerun": {"rms": 0.0, "words": "2 windows, one at a time"}})
     (said,) = verdicts([with_statistics(path, delta_logprob_rms=1.12e-5)])
     assert said.sentence == (
-        "no difference beyond the noise. Single log-probabilities differ from prefill's by 0.000011 nats (rms); "
+        "a difference within the noise. Single log-probabilities differ from prefill's by 0.000011 nats (rms); "
         "computing 2 windows again, one at a time, gives the same bits. Figures measured on one path hold for the "
         "other."
     )

@@ -23,7 +23,7 @@ from scoremode.reports.numbers import (
     statistics_for_people,
 )
 from scoremode.reports.public_text import public_name
-from scoremode.reports.ranking import closest_first, pairs_tested
+from scoremode.reports.ranking import closest_first, pairs_tested, why_not_ranked
 from scoremode.reports.served import (
     ServedModel,
     are_variants,
@@ -45,11 +45,11 @@ from scoremode.reports.text import (
     path_notes,
     top_words,
 )
-from scoremode.reports.verdicts import Verdict, rule_words, verdicts
+from scoremode.reports.verdicts import CHANGED, LESS, UNKNOWN, Verdict, rule_words, verdicts
 from scoremode.values import usable
 
 SAID_IF_MISSING = {"top", *(column.name for column in DIVERGENCE if column is not KL)}
-STYLES = {"changed, worse": "red", "changed, better": "green", "changed": "yellow"}
+STYLES = {CHANGED: "yellow", UNKNOWN: "yellow"}
 BITS = "stored bits per weight, all weights together; the size of the weights below"
 
 
@@ -65,6 +65,7 @@ def comparison_json(found: Sequence[Comparison]) -> dict[str, Any]:
             {
                 **s,
                 "verdict": verdict.level,
+                "direction": verdict.direction or None,
                 "sentence": verdict.sentence,
                 "scale": verdict.scale,
                 "for_people": statistics_for_people(s, statistics),
@@ -91,7 +92,8 @@ class Summary:
         """The summary for a terminal."""
         said = list[Block]()
         for _, name, verdict in self.verdicts:
-            said.append(Note(f"{name}: {verdict.sentence}", STYLES.get(verdict.level, "")))
+            style = "red" if verdict.direction == LESS else STYLES.get(verdict.level, "")
+            said.append(Note(f"{name}: {verdict.sentence}", style))
             said += [Note(verdict.scale, "dim")] if verdict.scale else []
         return [self.table, "", *said, "", *self.notes, *(Note(line, "dim") for line in self.how)]
 
@@ -259,6 +261,8 @@ def comparison_notes(found: Sequence[Comparison]) -> list[Note]:
     notes += [Note(line, "red" if ": finding: " in line else "dim") for line in path_notes(found)]
     if len(found) < 2 or any(c.kl is None or c.is_of_paths for c in found):
         return notes
+    if why := why_not_ranked(found):
+        return [*notes, Note(why, "yellow")]
     with suppress(RunError, ValueError):  # candidates of different baselines or texts have no order
         said = set[int]()
         for i, tied in closest_first(found):
@@ -272,8 +276,17 @@ def _method_line(c: Comparison) -> str:
     m, s = c.baseline.manifest, c.statistics()
     groups = int(usable(s.get("groups")) or 0)
     kind = str(m.get("stderr_groups", "groups"))
-    rests_on = f"± over {counted(groups, kind)}" if s.get("worse_stderr") is not None else too_few(groups, kind)
+    rests_on = _rests_on(s, counted(groups, kind)) if s.get("worse_stderr") is not None else too_few(groups, kind)
     return f"{method_words(m)}, {counted(int(usable(s.get('targets')) or 0), 'targets')}, {rests_on}"
+
+
+def _rests_on(s: Statistics, groups: str) -> str:
+    """What errors rest on: how many groups, how many hold half of the KL, and what may be missing among them."""
+    effective, half, unseen = (usable(s.get(name)) for name in ("groups_effective", "kl_half_groups", "unseen_share"))
+    parts = [] if effective is None else [f"as {effective:.1f} of equal length"]
+    parts += [] if half is None else [f"half of the KL in {half:.0f}"]
+    parts += [] if unseen is None else [f"kinds of text rarer than {unseen:.0%} may be missing"]
+    return f"± over {groups} ({', '.join(parts)})" if parts else f"± over {groups}"
 
 
 # ── means over parts of the targets ──────────────────────────────────────────────────────────────────────────────────

@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 from typing import IO, Any
 
 from scoremode.core.disk.manifests import digest_of, is_sealed, sealed, sealed_text
+from scoremode.core.reading import LARGEST
 from scoremode.core.statistics.comparison import BY_NAME, Comparison
 from scoremode.core.store.run import Run
-from scoremode.core.reading import LARGEST
 from scoremode.core.strict_json import parse
 from scoremode.core.verbs.outputs import About, FileKind
 from scoremode.errors import InputError, RunError, harmless, readable
@@ -126,6 +126,7 @@ def comparison_records(comparisons: Sequence[Comparison]) -> list[dict[str, Any]
             "name": public_name(c.name),
             "model_sha256": its.get("model_fingerprint"),
             "verdict": verdict.level,
+            "direction": verdict.direction or None,
             "sentence": public_words(verdict.sentence),
             "scale": verdict.scale,
             "notes": list(map(public_words, model_notes(c.candidate))),

@@ -1,149 +1,190 @@
-"""What happened to a candidate, in a sentence: KL and first choices say if it changed, perplexity says better or worse.
+"""What happened to a candidate, in a sentence that answers two questions: did these targets change, and how much?
 
-same                     every log-probability is equal, and KL is 0 on every target
-within the noise floor   its mean KL is not above the KL of the baseline against itself
-changed                  KL less its error at 95 % (t · stderr) is above the noise floor; without one, above 0,
-                         or first choices differ. Also if half of the targets moved more than 99 % do by noise, or if
-                         better or worse is known
-changed, worse, better   the direction: tokens of probability zero, infinite KL, or a perplexity ratio that differs from
-                         1: p by Student's t with the paired error, and Holm's method over all candidates, as in the
-                         ranking (reports/ranking.py)
-not known                none of these
+no difference found              every log-probability is equal, and KL is 0 on every target
+a difference within the noise    a noise floor was measured, no single target is beyond it, and neither is the mean
+changed                          a target is beyond the noise, or the mean is: see below
+not known                        none of these; the sentence says what would decide it
 
-A model that is compared with itself (``scoremode paths``) has levels of its own:
+*Did these targets change?* is about these targets alone, whatever was not read. A target changed if its KL is above
+what computing again gives to any of so many targets in 1 of 100 runs: the quantile of the noise floor at
+1 - 0.01 / targets, with its tail extrapolated (Weissman's estimate, Hill's index). *How much, on texts like these?* has
+an error, by group: the mean is beyond the noise if KL less its error at 95 % is above the floor. Without a floor, USUAL
+takes its place.
 
-the same bits            no target moved
-more than the noise      the lower 95 % bounds of the rms difference and of the mean KL are above all noise that was
-                         measured: that of computing a few windows again, and that of the prefill path
-no more than the noise   one of them is not
+A second clause says whether the text became likelier or less likely, if the bounds of the perplexity ratio exclude 1
+(all candidates together, by Holm); tokens of probability zero decide alone. It is about the text: a likelier text does
+not make a better model. Over blocks of one text nothing is claimed, and of fewer than ENOUGH effective documents not
+that a text is likelier.
+
+A model that is compared with itself (``scoremode paths``) is within the noise unless the lower 95 % bounds of the rms
+difference and of the mean KL are above all noise that was measured.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from scoremode.core.scores.answers import measured
-from scoremode.core.statistics.comparison import BY_NAME, Comparison, are_of_paths
+from scoremode.core.statistics.comparison import Comparison, are_of_paths
 from scoremode.core.statistics.estimate import LEVEL
-from scoremode.core.statistics.groups import are_blocks
-from scoremode.core.statistics.paired import PairedMeans
+from scoremode.core.statistics.groups import ENOUGH, are_blocks
+from scoremode.core.statistics.paired import PairedMeans, chance_of_no_change
+from scoremode.errors import readable
 from scoremode.reports.gate import too_few
 from scoremode.reports.numbers import Statistics
-from scoremode.reports.ranking import p_value, told_apart
+from scoremode.reports.ranking import told_apart
 from scoremode.reports.text import counted
-from scoremode.values import Estimate, digits_of, rounded, usable
+from scoremode.values import Floats, Ints, digits_of, rounded, usable
 
 HOLDS = "Figures measured on one path hold for the other."
 DIFFERS = "Publish with every figure which path it comes from."
+NONE, NOISE, CHANGED, UNKNOWN = "no difference found", "a difference within the noise", "changed", "not known"
+LESS, LIKELIER = "text less likely", "text likelier"
+USUAL = 1e-3  # nats: mean KL of bfloat16 in another batch is 1e-4 to 4e-4 (docs/paths.md)
+OTHER_CHOICES = 0.05  # share of first choices; bfloat16 in another batch changes 1 to 2 %
+OFTEN = 0.01  # runs of a model against itself in which a target may be called changed
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How far a candidate is from its baseline, as one of the levels above, and as a sentence without the two names."""
+    """What happened to a candidate: one of the four levels above, and a sentence without the two names."""
 
     level: str
     sentence: str
     scale: str = ""  # where its KL lies between those of usual quantization types
+    direction: str = ""  # LESS, LIKELIER, or '' if that is not known
 
 
 def verdicts(comparisons: Sequence[Comparison]) -> list[Verdict]:
     """Judges every candidate; all of them are tested together, so that more candidates give no more false claims."""
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # infinities are handled below
-        differences = [_log_ratio(c) for c in comparisons]
-    apart = told_apart([p_value(d) if math.isfinite(d.value) else 1.0 for d in differences])
+        apart = told_apart([chance_of_no_change(PairedMeans(c)) for c in comparisons])
     return [
-        _path_level(c) if c.is_of_paths else _level(c, difference, is_apart=is_apart)
-        for c, difference, is_apart in zip(comparisons, differences, apart, strict=True)
+        _path_level(c) if c.is_of_paths else _judged(c, is_apart=is_apart)
+        for c, is_apart in zip(comparisons, apart, strict=True)
     ]
-
-
-def _level(c: Comparison, difference: Estimate, *, is_apart: bool) -> Verdict:
-    s = c.statistics()
-    one = _judged(s, _direction(c, s, difference, is_apart=is_apart))
-    kl = usable(s.get("kl_mean"))
-    return replace(one, scale=scale_words(kl)) if kl and one.level not in ("same", "within the noise floor") else one
 
 
 def rule_words(comparisons: Sequence[Comparison]) -> str:
     """How the verdicts were reached, for a footnote."""
     if are_of_paths(comparisons):
         return (
-            f"beyond the noise: the lower {100 * LEVEL:.0f} % bounds of the rms difference and of KL are both above "
-            "what computing the same again moved"
+            f"changed: the lower {100 * LEVEL:.0f} % bounds of the rms difference and of KL are both above what "
+            "computing the same again moved"
         )
     candidates = len(comparisons)
     scale = f"; {SOURCE}" if any(c.kl is not None for c in comparisons) else ""
     together = f"; {candidates:,} candidates are tested together (Holm)" if candidates > 1 else ""
     return (
-        f"changed: KL less its error at {100 * LEVEL:.0f} % is above the noise floor (above 0 if none was measured); "
-        f"worse, better: the perplexity ratio differs from 1 at {100 * (1 - LEVEL):.0f} % by its paired error"
-        f"{together}{scale}"
+        "changed: KL of a target is above what computing again gives any target in 1 of 100 runs, or the mean KL less "
+        f"its error at {100 * LEVEL:.0f} % is above the noise floor; likelier, less likely: the bounds of the "
+        f"perplexity ratio exclude 1{together}{scale}"
     )
 
 
-def _log_ratio(c: Comparison) -> Estimate:
-    found = measured(BY_NAME["log_ppl_ratio"].of)(PairedMeans(c))
-    assert isinstance(found, Estimate), "a statistic with an error"
-    return found
+def changed_targets(c: Comparison) -> Ints | None:
+    """The indices of the targets that moved further than noise does; None if KL or a noise floor was not measured.
+
+    >>> import scoremode as sm
+    >>> changed_targets(sm.compare("table:uniform", "table:uniform", text="any text")[0]).tolist()
+    []
+    """
+    if c.kl is None or c.noise_kl is None or not len(c.noise_kl):
+        return None
+    return np.flatnonzero(c.kl > largest_of_noise(c.noise_kl, len(c.kl)))
 
 
-def _judged(s: Statistics, direction: tuple[str, str]) -> Verdict:
-    """The verdict on a candidate; ``direction`` is 'worse', 'better' or '', and what that rests on, in words."""
-    kl, floor = usable(s.get("kl_mean")), usable(s.get("noise_floor_kl_mean"))
+def largest_of_noise(noise: Floats, targets: int) -> float:
+    """The KL that noise exceeds on any of so many targets in OFTEN of runs, from a sample of it.
+
+    The tail above the largest twentieth is extrapolated as a power law, with an index of one half or more.
+
+    >>> largest_of_noise(np.linspace(0, 1, 1000), 1), largest_of_noise(np.zeros(9), 100)
+    (2.12..., 0.0)
+    """
+    tail = np.sort(noise)[-max(10, len(noise) // 20) - 1 :]
+    tail = tail[tail > 0]
+    if len(tail) < 2:
+        return float(tail.sum())
+    beyond = len(tail) - 1
+    index = max(0.5, float(np.log(tail[1:] / tail[0]).mean()))
+    return max(float(tail[-1]), float(tail[0] * (beyond * targets / (len(noise) * OFTEN)) ** index))
+
+
+def _judged(c: Comparison, *, is_apart: bool) -> Verdict:
+    s = c.statistics()
     if s.get("targets") == 0:
-        return Verdict("not known", "not known: there are no targets")
+        return Verdict(UNKNOWN, "not known: there are no targets")
     if s.get("delta_logprob_max") == 0 and s.get("kl_max") == 0 and s.get("same_top") in (None, 1):
-        return Verdict("same", "the same on every target: all log-probabilities are equal, KL is 0")
+        return Verdict(NONE, "no difference found: every log-probability is equal, and KL is 0 on every target")
+    direction, text = _direction(c, s, is_apart=is_apart)
+    targets = changed_targets(c)
+    level = _level_of(s, targets, direction)
+    decides = _what_decides(c, s) if level == UNKNOWN else []
+    parts = [f"{level}: {_moved(s)}", *_targets_words(c, targets), *_unmeasured(s), text, *decides]
+    kl = usable(s.get("kl_mean"))
+    scale = scale_words(kl) if kl and level in (CHANGED, UNKNOWN) else ""
+    return Verdict(level, "; ".join(part for part in parts if part), scale, direction)
+
+
+def _level_of(s: Statistics, targets: Ints | None, direction: str) -> str:
+    kl, floor = usable(s.get("kl_mean")), usable(s.get("noise_floor_kl_mean"))
+    if s.get("kl_infinite") or (targets is not None and len(targets)):
+        return CHANGED
     if kl is not None and floor is not None and kl <= floor:
-        return Verdict("within the noise floor", f"no change beyond the noise floor: {_moved(s)}")
-    which, words = direction
-    shown = _change(s)
-    if shown is None and not which:
-        start = "no change shown" if kl is None else f"not clearly above {'0' if floor is None else 'the noise floor'}"
-        start = "not judged" if s.get("worse_stderr") is None else start
-        return Verdict("not known", "; ".join([f"{start}: {_moved(s)}", *_unmeasured(s), words]))
-    return Verdict(
-        f"changed, {which}" if which else "changed",
-        "; ".join(part for part in (f"changed: {_moved(s)}", *_unmeasured(s), shown, words) if part),
-    )
+        return NOISE
+    return CHANGED if direction or _is_beyond(s) else UNKNOWN
 
 
-def _change(s: Statistics) -> str | None:
-    """Is a change shown? What that rests on, in words; '' if it needs none; None if no change is shown."""
-    kl, floor, low = usable(s.get("kl_mean")), usable(s.get("noise_floor_kl_mean")), _kl_less_its_error(s)
-    high = usable(s.get("same_top_high"))
-    other_choices = high is not None and high < 1
-    if kl is None:
-        return "" if other_choices else None
-    if floor is None:
-        if other_choices:
-            return ""
-        return "no noise floor was measured" if low is not None and low > 0 else None
-    if low is not None and low > floor:
-        return ""
-    half, noise = usable(s.get("kl_median")), usable(s.get("noise_floor_kl_p99"))
-    if half is not None and noise is not None and half > noise:
-        return "half of the targets moved more than 99 % do by noise"
-    return None
+def _is_beyond(s: Statistics) -> bool:
+    """Is the mean KL less its error beyond the noise? Without KL: do first choices differ in more than one of 20?"""
+    low, floor, high = _kl_less_its_error(s), usable(s.get("noise_floor_kl_mean")), usable(s.get("same_top_high"))
+    if usable(s.get("kl_mean")) is None:
+        return high is not None and high < 1 - OTHER_CHOICES
+    return low is not None and low > (USUAL if floor is None else floor)
+
+
+def _what_decides(c: Comparison, s: Statistics) -> list[str]:
+    """What would decide it: a noise floor, or more documents."""
+    kind = str(c.baseline.manifest.get("stderr_groups", "groups"))
+    needed = []
+    if s.get("worse_stderr") is None:
+        needed.append(too_few(s.get("groups"), kind))
+    elif are_blocks(kind):
+        needed.append("give unrelated documents")
+    if s.get("kl_mean") is not None and s.get("noise_floor_kl_mean") is None:
+        needed.append("no noise floor was measured")
+    return needed or ["give more documents"]
+
+
+def _targets_words(c: Comparison, targets: Ints | None) -> list[str]:
+    """How many targets moved further than noise does, and the one that moved most."""
+    if targets is None or not len(targets) or c.kl is None:
+        return []
+    if len(targets) == len(c.kl):
+        return ["on every target"]
+    facts, worst = c.candidate.facts, int(targets[np.argmax(c.kl[targets])])
+    most = rounded(float(c.kl[worst]))[0] if math.isfinite(c.kl[worst]) else "infinitely many"
+    where = f"{readable(str(facts.text[worst]))!r} in document {int(facts.document[worst]) + 1}"
+    return [f"on {len(targets):,} of {len(c.kl):,} targets, by up to {most} nats ({where})"]
 
 
 def _kl_less_its_error(s: Statistics) -> float | None:
     """KL - t · stderr. Its own bounds are KL · exp(∓ t · stderr / KL), of which the lower one never reaches 0."""
-    kl, high = usable(s.get("kl_mean")), usable(s.get("kl_mean_high"))
-    if not kl or not high or kl < 0:
-        return None if high is None else kl
-    return kl - kl * math.log(high / kl)
+    kl, low = usable(s.get("kl_mean")), usable(s.get("kl_mean_low"))
+    if not kl or not low or kl < 0:
+        return None if low is None else kl
+    return kl + kl * math.log(low / kl)
 
 
 def _path_level(c: Comparison) -> Verdict:
     """Judges a path against the prefill path of the same model, and says what that means for published figures."""
     s, rerun = c.statistics(), c.manifest["rerun"]
     if s.get("delta_logprob_max") == 0 and not usable(s.get("kl_max")):
-        return Verdict("the same bits", f"the same bits as prefill on every target. {HOLDS}")
+        return Verdict(NONE, f"no difference found: the same bits as prefill on every target. {HOLDS}")
     rms, again = usable(s.get("delta_logprob_rms")), usable(rerun["rms"])
     moved = "" if rms is None else f" {_moved_words(rms, again, str(rerun['words']))}"
     beside = (("delta_logprob_rms", rms, again), ("kl_mean", s.get("kl_mean"), s.get("noise_floor_kl_mean")))
@@ -153,13 +194,13 @@ def _path_level(c: Comparison) -> Verdict:
         if value is not None and noise is not None
     ]
     if not known:
-        return Verdict("not known", f"not known if this is more than noise: none was measured.{moved}")
+        return Verdict(UNKNOWN, f"not known if this is more than noise: none was measured.{moved}")
     if any((value if low is None else low) <= noise for low, value, noise in known):
-        return Verdict("no more than the noise", f"no difference beyond the noise.{moved} {HOLDS}")
+        return Verdict(NOISE, f"a difference within the noise.{moved} {HOLDS}")
     if any(low is None for low, _, _ in known):
         few = too_few(s.get("groups"), c.baseline.manifest.get("stderr_groups", "groups"))
-        return Verdict("not known", f"not known if this is more than noise: {few}.{moved}")
-    return Verdict("more than the noise", f"a real difference, beyond the noise.{moved} {DIFFERS}")
+        return Verdict(UNKNOWN, f"not known if this is more than noise: {few}.{moved}")
+    return Verdict(CHANGED, f"changed, by more than the noise.{moved} {DIFFERS}")
 
 
 def _moved_words(rms: float, noise: float | None, rerun: str) -> str:
@@ -216,25 +257,37 @@ def _unmeasured(s: Statistics) -> list[str]:
     return ["KL was not measured" if s.get("same_top") is not None else "KL and first choices were not measured"]
 
 
-def _direction(c: Comparison, s: Statistics, difference: Estimate, *, is_apart: bool) -> tuple[str, str]:
-    """'worse', 'better', or '' if nobody can tell; and in words what that rests on."""
+def _direction(c: Comparison, s: Statistics, *, is_apart: bool) -> tuple[str, str]:
+    """Did the text become likelier or less likely, or '' if that is not known; and in words, with what it rests on."""
     impossible = (s.get("zero_probability_candidate") or 0) - (s.get("zero_probability_baseline") or 0)
     if impossible > 0:
-        return "worse", f"probability zero for {counted(impossible, 'more tokens')} of the text: worse"
-    if infinite := s.get("kl_infinite"):
-        return "worse", f"KL is infinite on {counted(infinite, 'targets')}: worse"
+        return LESS, f"{LESS}: probability zero for {counted(impossible, 'more tokens')}"
     if impossible < 0:
-        return "better", f"probability zero for {counted(-impossible, 'fewer tokens')} of the text: better"
-    (said,) = _perplexity(s) or ["perplexity is infinite under both"]
-    kind = str(c.baseline.manifest.get("stderr_groups", "groups"))
-    if difference.stderr is None or not math.isfinite(difference.value):
-        few = [too_few(s.get("groups"), kind)] if s.get("worse_stderr") is None else []
-        return "", "; ".join([said, *few])
-    if not is_apart:
-        return "", f"{said} cannot tell better from worse on {counted(s.get('groups') or 0, kind)}"
-    which = "worse" if difference.value > 0 else "better"
-    where = f" on {counted(s.get('groups') or 0, kind)}" if are_blocks(kind) else ""  # says nothing of other texts
-    return which, f"{said}: {which}{where}"
+        return LIKELIER, f"{LIKELIER}: probability zero for {counted(-impossible, 'fewer tokens')}"
+    if infinite := s.get("kl_infinite"):
+        return "", f"KL is infinite on {counted(infinite, 'targets')}"
+    return _by_perplexity(c, s) if is_apart else ("", _unsure(c, s))
+
+
+def _by_perplexity(c: Comparison, s: Statistics) -> tuple[str, str]:
+    """The direction by a perplexity ratio that is surely not 1, unless what that rests on is too little."""
+    (change,), kind = _perplexity(s) or [""], str(c.baseline.manifest.get("stderr_groups", "groups"))
+    effective = s.get("groups_effective") or 0
+    if are_blocks(kind):
+        return "", f"{change} on {counted(s.get('groups') or 0, kind)}, which say nothing of other texts"
+    if (usable(s.get("log_ppl_ratio")) or 0) > 0:
+        return LESS, f"{LESS} ({change})"
+    if effective < ENOUGH:
+        return "", f"{change}, but {effective:.1f} effective {kind} are too few to call the text likelier"
+    return LIKELIER, f"{LIKELIER} ({change})"
+
+
+def _unsure(c: Comparison, s: Statistics) -> str:
+    """The change of perplexity, and why nobody can tell its direction."""
+    (change,) = _perplexity(s) or ["perplexity is infinite under both"]
+    groups = counted(s.get("groups") or 0, str(c.baseline.manifest.get("stderr_groups", "groups")))
+    known = usable(s.get("log_ppl_ratio_stderr")) is not None and usable(s.get("log_ppl_ratio")) != 0
+    return f"{change}, which may be chance on {groups}" if known else change
 
 
 # ── the scale ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -23,7 +23,7 @@ from scoremode.core.scores.parquet import RunRows, pair_to_arrow
 from scoremode.core.scores.schema import DIVERGENCE, KL
 from scoremode.core.statistics.depth import DepthMeans, by_depth
 from scoremode.core.statistics.equivalence import Equivalence, answer_change, answer_logprob, equivalence
-from scoremode.core.statistics.estimate import quantiles, square_root
+from scoremode.core.statistics.estimate import LEVEL, quantiles, square_root
 from scoremode.core.statistics.paired import (
     PairedMeans,
     PairedRuns,
@@ -76,6 +76,13 @@ def _delta_p_quantile(name: str) -> PlainStatistic:
         return means.quantiles("delta_p", means.runs.delta_p, DELTA_P_QUANTILES)[name]
 
     return _plain("a quantile of q - p over targets", of)
+
+
+def _holding_half(sums: Floats) -> int | None:
+    """How many of the largest sums hold half of all; None if they are infinite."""
+    if not np.isfinite(sums).all() or not sums.any():
+        return None
+    return int(np.searchsorted(np.cumsum(np.sort(sums)[::-1]), sums.sum() / 2)) + 1
 
 
 def _zeros(logprob: Floats) -> int:
@@ -210,7 +217,7 @@ class ComparisonNumbers:
         needs="noise",
     )
     delta_logprob_mean = Statistic(
-        about="mean of ln q - ln p", mean=lambda b: b.cand - b.base, needs="logprob", ranks=1
+        about="mean of ln q - ln p", mean=lambda b: b.cand - b.base, range="change", needs="logprob", ranks=1
     )
     answer_logprob = Statistic(
         about="mean of ln q - ln p over the slice answer; over all targets of a text without slices",
@@ -231,7 +238,7 @@ class ComparisonNumbers:
         lambda means: float(np.abs(means.runs.moved).max()) if len(means.runs.moved) else None,
         better="low",
     )
-    delta_p_mean = Statistic(about="mean of q - p", mean=lambda b: b.delta_p, ranks=1)
+    delta_p_mean = Statistic(about="mean of q - p", mean=lambda b: b.delta_p, range="change", ranks=1)
     delta_p_rms = Statistic(
         about="root mean square change in the probability of the text's own token",
         mean=_squared_delta_p,
@@ -284,6 +291,22 @@ class ComparisonNumbers:
 STATISTICS: tuple[Statistic, ...] = (
     plain("targets", "number of targets", lambda means: len(means.runs.groups)),
     plain("groups", "number of groups of targets", lambda means: means.mean(_worse).groups),
+    plain(
+        "groups_effective",
+        "how many groups of equal size would tell as much",
+        lambda means: means.sums(_worse).effective,
+    ),
+    plain(
+        "kl_half_groups",
+        "how many groups hold half of the KL",
+        lambda means: _holding_half(means.sums(lambda b: measured(b.kl)).numerator),
+        needs="kl",
+    ),
+    plain(
+        "unseen_share",
+        "a kind of text with this share or less may be missing among the groups, with 95 %",
+        lambda means: 1 - (1 - LEVEL) ** (1 / groups) if (groups := means.mean(_worse).groups) else None,
+    ),
     plain(
         "freedom",
         "degrees of freedom of the bounds, for numbers that count each target once",

@@ -12,9 +12,7 @@ margin δ > 0 in nats per token, each at 5 % (Student's t, errors by document):
     no better   the change is below +δ      t = (δ - change) / stderr is large
     equivalent  both
 
-A few documents that lose much make t too large. So the smaller of t and of Hall's transformation of t counts:
-
-    ((1 + k t / 3)³ - 1) / k + k / 6      k the skewness of the mean over documents, times SHOWN
+A few documents that lose much make t too large, so a long tail counts as in the bounds of estimate.py.
 
 The targets are those in the slice ``answer``. A text without slices is taken as right as a whole.
 """
@@ -27,15 +25,14 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.core.statistics.estimate import LEVEL, GroupSums, ratio, with_error_fields
-from scoremode.core.statistics.groups import FEWEST, are_blocks, of_blocks
+from scoremode.core.statistics.estimate import LEVEL, GroupSums, beyond, ratio, with_error_fields
+from scoremode.core.statistics.groups import ENOUGH, FEWEST, are_blocks, of_blocks, too_few_effective
 from scoremode.core.statistics.paired import PairedMeans, PairedRuns
 from scoremode.core.store.run import Run
 from scoremode.errors import OptionError
 from scoremode.values import Bools, Estimate, Floats, Ints
 
 ANSWER = "answer"  # the slice whose targets are known to be right
-SHOWN = 2.0  # 10 documents of a lognormal source with sigma 0.5 and 1 show 41 and 20 % of its skewness
 
 
 def answer_targets(*runs: Run) -> Bools | None:
@@ -57,7 +54,7 @@ def is_answer(b: PairedRuns) -> Floats:
 
 def answer_logprob(means: PairedMeans) -> Estimate:
     """The mean change over the targets that are known to be right; NaN if there are none."""
-    return _answer_sums(means).estimate()
+    return _answer_sums(means).estimate("change")
 
 
 def _answer_sums(means: PairedMeans) -> GroupSums:
@@ -87,7 +84,7 @@ def change_per_document(runs: PairedRuns) -> Estimate:
     groups: Ints = first if np.array_equal(first, last) else np.arange(len(documents))
     counted = answers.numerator > 0
     _, of_document = np.unique(groups[counted], return_inverse=True)
-    return ratio(changes.numerator[counted], np.ones(int(counted.sum())), of_document)
+    return ratio(changes.numerator[counted], np.ones(int(counted.sum())), of_document, "change")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,36 +95,33 @@ class Equivalence:
     margin: float  # δ, nats per token
     per_token: Estimate
     per_document: Estimate
-    skewness: float = 0.0  # of the mean per token, as far as documents show it
+    skewness: float = 0.0  # to expect of the mean per token
     groups: str = "groups"  # what errors are over, in words
+    effective: float = math.inf  # how many groups of equal size would tell as much
 
     @property
     def p_worse(self) -> float | None:
         """How likely so good a result is by chance if the candidate is worse by the margin; None if not known."""
-        return self._chance(self.per_token.value + self.margin, self.skewness)
+        return self._chance(self.per_token.value + self.margin, -self.skewness)
 
     @property
     def p_better(self) -> float | None:
         """The same for a candidate that is better by the margin."""
-        return self._chance(self.margin - self.per_token.value, -self.skewness)
+        return self._chance(self.margin - self.per_token.value, self.skewness)
 
     def _chance(self, distance: float, skewness: float) -> float | None:
         """The one-sided p-value of a distance from the margin; None where no error speaks of other texts."""
-        from scipy.special import stdtr  # slow to import, and `scoremode --help` must be fast
-
         e = self.per_token
         if e.stderr is None or e.freedom is None or not math.isfinite(distance) or are_blocks(self.groups):
             return None
         if e.stderr == 0:
             return 0.0 if distance > 0 else 1.0
-        t, k = distance / e.stderr, SHOWN * skewness
-        hall = ((1 + k * t / 3) ** 3 - 1) / k + k / 6 if abs(k) > 1e-6 else t  # its limit, before digits cancel
-        return float(stdtr(e.freedom, -min(t, hall)))
+        return beyond(distance / e.stderr, e.freedom, skewness)
 
     @property
     def no_worse(self) -> bool:
         """Is it shown that the candidate is no worse than the margin?"""
-        return self.p_worse is not None and self.p_worse <= 1 - LEVEL
+        return self.p_worse is not None and self.p_worse <= 1 - LEVEL and self.effective >= ENOUGH
 
     @property
     def no_better(self) -> bool:
@@ -135,17 +129,25 @@ class Equivalence:
         return self.p_better is not None and self.p_better <= 1 - LEVEL
 
     @property
+    def refusal(self) -> str:
+        """Why nothing can be judged; '' if it can."""
+        e = self.per_token
+        if math.isnan(e.value) and not e.n:
+            return "no target is part of an answer"
+        if not math.isfinite(e.value):
+            return "a target has probability zero"
+        if e.stderr is None:
+            return f"too few groups for an error ({e.groups}, {FEWEST} are needed)"
+        if are_blocks(self.groups):
+            return of_blocks(e.groups, self.groups)
+        return too_few_effective(self.effective, self.groups) if self.effective < ENOUGH else ""
+
+    @property
     def sentence(self) -> str:
         """The verdict in words."""
+        if self.refusal:
+            return f"cannot be judged: {self.refusal}"
         e, margin = self.per_token, f"{self.margin:.12g}"
-        if math.isnan(e.value) and not e.n:
-            return "cannot be judged: no target is part of an answer"
-        if not math.isfinite(e.value):
-            return "cannot be judged: a target has probability zero"
-        if e.stderr is None:
-            return f"cannot be judged: too few groups for an error ({e.groups}, {FEWEST} are needed)"
-        if are_blocks(self.groups):
-            return f"cannot be judged: {of_blocks(e.groups, self.groups)}"
         said = f"{e.value:+.4g} ± {e.stderr:.2g} nats per token"
         if not self.no_worse:
             why = "is worse by more" if e.high is not None and e.high < -self.margin else "may be worse by more"
@@ -160,6 +162,7 @@ class Equivalence:
             "margin": self.margin,
             "targets": self.per_token.n,
             "groups": self.per_token.groups,
+            "groups_effective": self.effective,
             **with_error_fields("per_token", self.per_token),
             **with_error_fields("per_document", self.per_document),
             "p_worse": self.p_worse,
@@ -182,6 +185,8 @@ def equivalence(runs: PairedRuns, margin: float) -> Equivalence:
     require_margin(margin)
     with np.errstate(invalid="ignore"):  # a target of probability zero gives NaN, which is told
         sums, kind = _answer_sums(PairedMeans(runs)), str(runs.baseline.manifest.get("stderr_groups", "groups"))
-        per_token = sums.estimate()
+        per_token = sums.estimate("change")
         skewness = sums.skewness() if per_token.stderr else 0.0
-        return Equivalence(runs.name, float(margin), per_token, change_per_document(runs), skewness, kind)
+        return Equivalence(
+            runs.name, float(margin), per_token, change_per_document(runs), skewness, kind, sums.effective
+        )

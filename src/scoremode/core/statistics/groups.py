@@ -25,6 +25,7 @@ from scoremode.core.plan.plan import Plan
 from scoremode.values import Floats, Ids, Ints
 
 FEWEST = 5  # groups; with fewer, an error estimate would be useless
+ENOUGH = 10.0  # effective groups; of fewer, "nothing was lost" is claimed falsely too often: docs/statistics.md
 STRETCH = 1 << 15  # tokens; shorter neighbouring stretches of one text are correlated
 SHORTEST = 256  # tokens of a block; shorter ones were not measured
 BLOCKS = "blocks of"  # how the kind of such groups begins
@@ -96,6 +97,16 @@ def of_blocks(groups: int, kind: str) -> str:
     'the error is over 5 blocks of 1,240 tokens of this one text, and 5 unrelated texts are needed'
     """
     return f"the error is over {groups} {kind}, and {FEWEST} unrelated texts are needed"
+
+
+def too_few_effective(effective: float, kind: str) -> str:
+    """Says why so few groups do not show that nothing was lost.
+
+    >>> too_few_effective(4.21, "documents")
+    '4.2 effective documents are too few to show that nothing was lost (10 are needed, of about equal length)'
+    """
+    needed = f"{ENOUGH:.0f} are needed, of about equal length"
+    return f"{effective:.1f} effective {kind} are too few to show that nothing was lost ({needed})"
 
 
 def _scored(plan: Plan) -> tuple[int, int]:

@@ -7,7 +7,7 @@ error of such a difference, never of two separate numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -16,7 +16,15 @@ import numpy as np
 
 from scoremode.core.plan.recipes import methods
 from scoremode.core.scores.columns import Divergences
-from scoremode.core.statistics.estimate import GroupSums, exponential, quantiles, ratio, transformed, with_bounds
+from scoremode.core.statistics.estimate import (
+    GroupSums,
+    beyond,
+    exponential,
+    quantiles,
+    ratio,
+    transformed,
+    with_bounds,
+)
 from scoremode.core.store.run import Run
 from scoremode.values import Bools, Estimate, Floats, Ints, Range, change
 
@@ -130,13 +138,6 @@ class PairedMeans:
         return self.runs.document_sums() if self.runs.averages_documents else None
 
 
-def mean_differences(runs: Sequence[PairedRuns], pairs: Sequence[tuple[int, int]], values: Values) -> list[Estimate]:
-    """Returns the mean difference, target by target, of each pair of candidates (by their indices)."""
-    weighted = {i: values(runs[i]) * runs[i].weight for i in {index for pair in pairs for index in pair}}
-    groups = np.unique(runs[pairs[0][0]].groups, return_inverse=True)[1] if pairs else np.zeros(0, np.int64)
-    return [ratio(weighted[i] - weighted[j], runs[i].weight, groups) for i, j in pairs]
-
-
 # ── perplexities ──────────────────────────────────────────────────────────────────────────────────────────────────────
 def nll_added(b: PairedRuns) -> Floats:
     return b.base - b.cand
@@ -164,7 +165,7 @@ def stored_metric(side: Literal["baseline", "candidate"], name: str) -> Callable
 def ppl_ratio(means: PairedMeans) -> Estimate:
     if means.documents is not None:
         return means.documents.estimate("positive")
-    logarithm = means.mean(nll_added)
+    logarithm = means.mean(nll_added, "change")
     if math.isfinite(logarithm.value):
         return exponential(logarithm)
     without_bound = math.inf if logarithm.value > 0 else math.nan  # of an infinite baseline there is no ratio
@@ -173,7 +174,7 @@ def ppl_ratio(means: PairedMeans) -> Estimate:
 
 def log_ppl_ratio(means: PairedMeans) -> Estimate:
     if means.documents is None:
-        return means.mean(nll_added)
+        return means.mean(nll_added, "change")
     e = means.documents.estimate("positive")
     if not (math.isfinite(e.value) and e.value > 0):
         return Estimate(math.nan, None, e.n, e.groups)
@@ -188,7 +189,7 @@ def ppl_difference(means: PairedMeans) -> Estimate:
     """
     if (documents := means.documents) is not None:
         moved = documents.numerator - documents.denominator
-        return ratio(moved, np.ones(len(moved)), documents.indices)
+        return ratio(moved, np.ones(len(moved)), documents.indices, "change")
     cand, base = means.mean(nll_of_candidate), means.mean(nll_of_baseline)
     ppl_cand, ppl_base = exponential(cand).value, exponential(base).value
     value = ppl_cand - ppl_base
@@ -198,5 +199,18 @@ def ppl_difference(means: PairedMeans) -> Estimate:
     def moves(b: PairedRuns) -> Floats:
         return ppl_cand * (-b.cand - cand.value) - ppl_base * (-b.base - base.value)
 
-    around_zero = means.mean(moves)
-    return with_bounds(Estimate(value, around_zero.stderr, cand.n, cand.groups, around_zero.freedom))
+    around_zero = means.sums(moves)
+    e = around_zero.estimate()
+    return with_bounds(Estimate(value, e.stderr, cand.n, cand.groups, e.freedom), "change", around_zero.skewness())
+
+
+def chance_of_no_change(means: PairedMeans) -> float:
+    """The two-sided p-value of a perplexity ratio of 1, by the bounds of the ratio; 1 if it has no error."""
+    sums, at = (means.sums(nll_added), 0.0) if means.documents is None else (means.documents, 1.0)
+    e, skewness = sums.estimate(), sums.skewness()
+    if e.stderr is None or e.freedom is None or e.value == at:
+        return 1.0
+    if e.stderr == 0:
+        return 0.0
+    away = (e.value - at) / e.stderr
+    return min(1.0, 2 * beyond(abs(away), e.freedom, skewness if away < 0 else -skewness))

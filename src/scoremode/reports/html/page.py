@@ -28,7 +28,7 @@ from scoremode.reports.html.templating import fill, fill_page
 from scoremode.reports.model_card import markdown, metadata
 from scoremode.reports.parts import ResultPart, offered_parts, report_input
 from scoremode.reports.publish import about_run
-from scoremode.reports.ranking import closest_first, pairs_tested
+from scoremode.reports.ranking import closest_first, pairs_tested, why_not_ranked
 from scoremode.reports.runs import run_facts, run_slices, runs_notes, runs_table
 from scoremode.reports.served import distinct_baselines, known, pairs, run_key, run_name, served_facts
 from scoremode.reports.table import Block, Note
@@ -77,6 +77,7 @@ def render(
         names=names,
         best=best,
         tied=listed([names[i] for i in tied]),
+        not_ranked=why_not_ranked(comparisons),
         s=comparisons[best].statistics() if best is not None else {},
         pairs=pairs_tested(len(comparisons)),
         sections={name: title for name, title, html in all_sections if html},

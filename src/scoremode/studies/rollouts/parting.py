@@ -96,6 +96,8 @@ def _log_log(survival: Estimate, of_log: Estimate) -> Estimate:
     """Returns S with the error that its logarithm has, and with bounds on the scale ln(-ln S)."""
     if of_log.stderr is None:
         return survival
+    if of_log.stderr == 0:  # all groups have the same influence: each says yes or no
+        return with_bounds(replace(survival, stderr=0.0, freedom=of_log.freedom), "share")
     logarithm = math.log(survival.value)
     around = with_bounds(replace(of_log, value=0.0, stderr=of_log.stderr / -logarithm))
     low, high = (math.exp(logarithm * math.exp(measured(bound))) for bound in (around.high, around.low))

@@ -20,9 +20,8 @@ from scoremode.core.cache.entries import hold_entry
 from scoremode.core.disk.files import file_sha256, written_atomically
 from scoremode.core.disk.folders import JOURNAL, MANIFEST, RESULTS, Mark, entry_folder
 from scoremode.core.disk.manifests import Sha256
-from scoremode.core.reading import numbered_lines
+from scoremode.core.reading import LARGEST, numbered_lines
 from scoremode.core.store.resumable import Resumable
-from scoremode.core.reading import LARGEST
 from scoremode.core.strict_json import parse
 from scoremode.core.verbs.outputs import About, FileKind, Output, check_output, standing
 from scoremode.core.verbs.prob.boundary import EncodedPair, longest_of
