@@ -69,7 +69,7 @@ def made(
 
 JUDGED_BY_A_PERSON = """
 4 bits on 5 documents | 0.65 ± 0.03 | 0.44 | 0.12 ± 0.15 | 8e-12 | 5
-    changed | changed: KL 0.650, first choice differs in 4 & on every target & +12% ± 15%, which may be chance on 5 | noise & text
+    changed | changed: KL 0.650, first choice differs in 4 & every target & +12% ± 15%, which may be | noise & text
 Q4_0, no floor | 0.436 ± 0.02 | 0.4 | 0.38 ± 0.05 | - | 20
     changed, less likely | changed: KL 0.436 & text less likely (perplexity +38.0% ± 5.0%) | noise & chance
 a usual 4-bit loss | 0.012 ± 0.001 | 0.04 | 0.012 ± 0.003 | 1e-11 | 20
@@ -83,7 +83,7 @@ on the floor | 0.001 ± 0 | 0 | 0 ± 0.0001 | 0.001 | 20
 bfloat16 against itself | 0.0009 ± 0.0001 | 0.02 | 0.0001 ± 0.0005 | 0.001 | 20
     a difference within the noise | first choice differs in & may be chance | changed
 within the floor, and perplexity surely higher | 0.0009 ± 0.0001 | 0.02 | 0.005 ± 0.0005 | 0.001 | 20
-    a difference within the noise, less likely | within the noise: & text less likely (perplexity +0.500% ± 0.050%) | changed
+    a difference within the noise, less likely | within the noise & less likely (perplexity +0.500% ± 0.050%) | changed
 below the floor, and a likelier text | 0.0005 ± 1e-05 | 0 | -0.1 ± 0.001 | 0.001 | 20
     a difference within the noise, likelier | within the noise & text likelier (perplexity -10.0 | better & changed
 a hair above the floor | 0.00102 ± 4e-05 on few targets | 0 | 0.0001 ± 0.0005 | 0.001 | 20

@@ -159,7 +159,7 @@ def test_bounds_of_a_positive_mean_are_those_of_its_logarithm() -> None:
 
 @pytest.mark.parametrize("values", [[0.1, 0.2, 0.9, 0.3, 0.15], [0.1, 0.2, 9.0, 0.3, 0.15]])
 def test_a_long_tail_moves_the_bound_on_its_side_as_far_as_hall_says(values: list[float]) -> None:
-    """Hall: the t at which t + k t²/3 + k² t³/27 + k/6, with its sign, is Student's quantile. It is solved by bisection."""
+    """Hall: the t at which t + k t²/3 + k² t³/27 + k/6, with its sign, is Student's quantile, by bisection."""
     values_, n = np.array(values), 5
     k, z = 2.5 * stats.skew(values_) / math.sqrt(n), stats.t.ppf(0.975, n - 1)
     by_hall = brentq(lambda t: t - min(k, 4.5 / t) * (t**2 / 3 + 1 / 6) + min(k, 4.5 / t) ** 2 * t**3 / 27 - z, z, 40)
