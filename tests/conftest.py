@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,14 @@ VLLM_FIRST = ("engines/vllm/test_quantized", "engines/vllm/test_parallel", "engi
 # files that start Ray themselves: its workers are forked from one process, which imports torch once
 RAY = ("remote/ray/test_writing",)
 VLLM = ("engines/vllm/", "engines/server/test_real_server", "remote/service/", "cli/test_info.py")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Names that are not UTF-8 stand in what tests log and print; xdist would end with an internal error."""
+    report = yield
+    report.sections = [(title, text.encode(errors="backslashreplace").decode()) for title, text in report.sections]
+    return report
 
 
 def pytest_configure() -> None:

@@ -56,7 +56,10 @@ def as_compared(compared: dict[str, Any], model: Path) -> Any:
     δ nats in log-probabilities move KL by at most δ · Σ |p - q|, which is at most δ · √(2 KL) (Pinsker's inequality);
     the errors of different targets are as often above 0 as below.
     """
-    kl, targets = compared["kl_mean"], compared["targets"]
+    return as_computed(compared["kl_mean"], model, compared["targets"])
+
+
+def as_computed(kl: float, model: Path, targets: int) -> Any:
     return pytest.approx(kl, abs=rounding.of_checkpoint(model) * math.sqrt(2 * kl / targets))
 
 
@@ -98,12 +101,13 @@ def test_a_candidate_with_a_head_of_its_own_beside_a_tied_baseline(corpus: str, 
     account = found.account(found[0])
     assert found[0].served_by == "transformers"
     assert account.served is not None
-    assert account.served.value == pytest.approx(account.whole.value, rel=1e-9)
+    assert account.served.value == as_computed(account.whole.value, tied, compared["targets"])
     assert any("is its embedding; a candidate has a head of its own" in note for note in found.notes)
     alone = sm.attribute(str(tied), "rtn:4:16:all", **asked(corpus))
     both = sm.attribute(str(tied), candidate, "rtn:4:16:all", **asked(corpus))
-    assert found.kl(changed[0]).value == both.kl(both[0].units[-1]).value
-    assert both.account(both[1]).whole.value == pytest.approx(alone.account(alone[0]).whole.value, rel=1e-12)
+    again, whole = both.kl(both[0].units[-1]).value, alone.account(alone[0]).whole.value
+    assert found.kl(changed[0]).value == as_computed(again, tied, compared["targets"])
+    assert both.account(both[1]).whole.value == as_computed(whole, tied, compared["targets"])
     # what was kept for embedding and head together is not taken for the embedding alone
     (together,) = [one for one in alone[0].units if one.name == "embedding and head"]
     (embedding,) = [one for one in both[1].units if one.name == "embedding"]
@@ -240,7 +244,7 @@ def test_a_mixture_is_predicted_built_and_measured(base: Path, corpus: str, tmp_
     mixture = {name: recipe.chosen[unit.name] for unit in units_of(shapes_of(base), "kind") for name in unit.tensors}
     built = str(with_changed_tensors(base, tmp_path / "built", lambda name, t: rounded(mixture[name], name, t)))
     compared = sm.compare(str(base), built, **asked(corpus))[0].statistics()
-    assert found.cells.mean(recipe.damage.kl).value == pytest.approx(compared["kl_mean"], rel=1e-9)
+    assert found.cells.mean(recipe.damage.kl).value == as_compared(compared, base)
 
 
 def shapes_of(base: Path) -> dict[str, tuple[int, ...]]:
