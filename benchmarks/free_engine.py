@@ -49,7 +49,7 @@ def _answers(rows: int) -> Answers:
     log = np.linspace(-5.0, -0.1, rows)  # no entropy above ln 256
     return Answers(
         logprob=log[:, None],
-        rank=np.arange(1, rows + 1)[:, None] % 250 + 1,
+        rank=np.arange(1, rows + 1)[:, None] % 250 + 2,
         entropy=-log,
         top=np.arange(rows, dtype=np.int32) % 256,
         top_logprob=log / 2,

@@ -37,7 +37,7 @@ def test_one_json_per_candidate(command: Command, kept: Path, tmp_path: Path) ->
     (file,) = (tmp_path / "published").iterdir()
     assert outcome.out == f"written to {file}\n"
     found = json.loads(file.read_text())
-    assert (found["verdict"], found["for_people"]["ppl_candidate"]) == ("same", "256.0")
+    assert (found["verdict"], found["for_people"]["ppl_candidate"]) == ("no difference found", "256.0")
     assert str(tmp_path) not in file.read_text()
     assert json.loads(command("card", kept, "--json").out) == [found]
 

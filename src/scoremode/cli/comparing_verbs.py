@@ -125,7 +125,10 @@ class CompareVerb(Verb):
         if output:
             from scoremode.reports.html.page import render
 
-            write_report(parsed, output, render(found, more=more, beside=beside))
+            try:
+                write_report(parsed, output, render(found, more=more, beside=beside))
+            except ScoremodeError as error:  # rules and failures are still told
+                unwritten = unwritten or error
         worse = [f"{one.name}: {one.sentence}" for one in tested if not one.no_worse]
         kind = str(found[0].baseline.manifest.get("stderr_groups", "groups"))
         code = verdict([*(gate.check(rule, c.statistics(), kind) for rule in rules for c in found), *worse])

@@ -116,6 +116,8 @@ class HubRepository(msgspec.Struct):
 
 
 HubHeaders = TypedDict("HubHeaders", {"X-Repo-Commit": Commit | None, "ETag": Digest | None, "size": Size | None})
+FILES = (200, 206)  # with these, an answer is a file or a part of it
+CHECKS = "checks_answers"  # the mark of our factory of clients
 _sizes: dict[str, int | None] = {}  # of files, by their addresses, as the hub stated them
 
 
@@ -135,7 +137,8 @@ def check_answers() -> None:
         client.event_hooks = {**hooks, "response": [*hooks.get("response", ()), _check]}
         return client
 
-    if factory.__name__ != make_client.__name__:
+    if not hasattr(factory, CHECKS):
+        setattr(make_client, CHECKS, True)
         set_client_factory(make_client)
 
 
@@ -160,16 +163,18 @@ def _check(answer: Any) -> None:
         tag = tag.lstrip("W/").strip('"') if tag and answer.status_code < 400 else None
         _require(HubHeaders, {"X-Repo-Commit": commit, "ETag": tag, "size": size}, answer)
         if answer.request.method == "HEAD":
-            _sizes[address] = _sizes[str((answer.next_request or answer.request).url)] = int(size) if size else None
+            target = answer.request.url.join(headers["Location"]) if answer.is_redirect else address
+            _sizes[address] = _sizes[str(target)] = int(size) if size else None
 
     def read_checked() -> bytes:
         _stop_at(answer, LARGEST_ANSWER)
         content: bytes = read()
-        if answer.is_success and "Range" not in answer.request.headers:
+        if answer.is_success and "/api/" in address:  # else it is a file, whatever is in it
             _check_lists(answer)
         return content
 
-    _stop_at(answer, _sizes.get(address) or (2**63 if "Content-Length" in headers else LARGEST_ANSWER))
+    stated = _sizes.get(address) if answer.status_code in FILES else None  # else it says why there is no file
+    _stop_at(answer, stated or (2**63 if "Content-Length" in headers else LARGEST_ANSWER))
     answer.read = read_checked
 
 

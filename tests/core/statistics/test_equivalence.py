@@ -132,7 +132,7 @@ def test_margins_that_mean_nothing_are_refused(margin: float) -> None:
 
 def test_the_command_line_prints_the_verdict_and_exits_by_it(command: Command, tmp_path: Path) -> None:
     text = "one two three. " * 40
-    rows = "".join(json.dumps({"text": f"{n} {text}"}) + "\n" for n in range(6))
+    rows = "".join(json.dumps({"text": f"{n} {text}"}) + "\n" for n in range(10))
     file = tmp_path / "texts.jsonl"
     file.write_text(rows)
     asked = ("compare", "table:uniform", "table:uniform", "--corpus", str(file), "--no-worse-than")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -87,7 +86,7 @@ def test_a_template_without_end_is_stopped_and_the_next_row_is_rendered() -> Non
 
 def test_a_process_that_was_stopped_or_belongs_to_another_is_not_used() -> None:
     render_template("a", CHAT, open_turn=False, special={})
-    worker = chat_templates._worker(os.getpid())
+    worker, _ = chat_templates._worker()
     assert isinstance(worker, subprocess.Popen)
     worker.kill()
     worker.wait()

@@ -159,8 +159,8 @@ def test_kl_of_a_finished_run_belongs_to_its_whole_baseline(
         assert (found.kl, found.noise_kl, found.manifest["kl_missing"]) == (None, None, why)
         assert why in " ".join(command("compare", tmp_path / name, candidate).out.split())
         assert command("compare", tmp_path / name, candidate, "--json").json["candidates"][0]["kl_missing"] == why
-        assert command("report", tmp_path / name, candidate, "-o", tmp_path / "page.html").code == 0
-        assert why in (tmp_path / "page.html").read_text()
+        assert command("report", tmp_path / name, candidate, "-o", tmp_path / f"{name}.html").code == 0
+        assert why in (tmp_path / f"{name}.html").read_text()
 
 
 # ── the reference that a comparison keeps for itself ─────────────────────────────────────────────────────────────────

@@ -43,6 +43,9 @@ def test_the_signed_change_has_a_closed_form(command: Command, file: Path) -> No
     assert (row["answer_logprob"], row["targets"]) == (0, 20)
     asked = ("compare", "table:uniform", "table:uniform", "--corpus", f"answers:{file}")
     outcome = command(*asked, "--no-worse-than", "0.01", "--fail-if", "answer_logprob < -0.01 surely")
+    assert (outcome.code, "effective prompts are too few" in " ".join(outcome.err.split())) == (1, True)
+    file.write_text("".join(json.dumps({"prompt": f"{n} ", "answer": "abc"}) + "\n" for n in range(12)))
+    outcome = command(*asked, "--no-worse-than", "0.01", "--fail-if", "answer_logprob < -0.01 surely")
     assert (outcome.code, "equivalent within 0.01" in outcome.out) == (0, True)
 
 

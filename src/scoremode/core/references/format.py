@@ -200,7 +200,10 @@ def is_part(path: Path) -> bool:
         return is_record_file(path, ROWS_HEADER)
     try:
         with open_regular(path) as file:
-            size, header = struct.unpack("<Q", file.read(8))[0], parse(file.read(DATA_START - 8))
+            start = file.read(DATA_START)
+        if not start.strip(b"\0"):
+            return True  # after a power cut, a file may be zeros
+        size, header = struct.unpack("<Q", start[:8])[0], parse(start[8:])
     except (OSError, ValueError, struct.error):
         return False
     names = {"weight", "bias"} if path.name == HEAD else {"states"}

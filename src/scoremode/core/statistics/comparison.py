@@ -294,7 +294,7 @@ STATISTICS: tuple[Statistic, ...] = (
     plain(
         "groups_effective",
         "how many groups of equal size would tell as much",
-        lambda means: means.sums(_worse).effective,
+        lambda means: means.sums(_worse).effective or None,
     ),
     plain(
         "kl_half_groups",

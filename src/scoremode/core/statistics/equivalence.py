@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.core.statistics.estimate import LEVEL, GroupSums, beyond, ratio, with_error_fields
+from scoremode.core.statistics.estimate import LEVEL, GroupSums, beyond, finite_or_none, ratio, with_error_fields
 from scoremode.core.statistics.groups import ENOUGH, FEWEST, are_blocks, of_blocks, too_few_effective
 from scoremode.core.statistics.paired import PairedMeans, PairedRuns
 from scoremode.core.store.run import Run
@@ -162,7 +162,7 @@ class Equivalence:
             "margin": self.margin,
             "targets": self.per_token.n,
             "groups": self.per_token.groups,
-            "groups_effective": self.effective,
+            "groups_effective": finite_or_none(self.effective),
             **with_error_fields("per_token", self.per_token),
             **with_error_fields("per_document", self.per_document),
             "p_worse": self.p_worse,

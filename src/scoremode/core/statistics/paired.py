@@ -213,4 +213,7 @@ def chance_of_no_change(means: PairedMeans) -> float:
     if e.stderr == 0:
         return 0.0
     away = (e.value - at) / e.stderr
-    return min(1.0, 2 * beyond(abs(away), e.freedom, skewness if away < 0 else -skewness))
+    if means.documents is None:
+        return min(1.0, 2 * beyond(abs(away), e.freedom, skewness if away < 0 else -skewness))
+    by_log = beyond(abs(math.log(e.value)) * e.value / e.stderr, e.freedom, 0.0)  # bounds of a positive mean
+    return min(1.0, 2 * max(by_log, beyond(-away, e.freedom, skewness) if away < 0 else 0.0))

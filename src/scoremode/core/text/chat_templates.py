@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from scoremode.errors import ModelError
 
@@ -29,22 +29,32 @@ COPIES = 16
 _lock = threading.Lock()
 
 
+def _after_fork() -> None:
+    """The lock may have been held, and the process that renders is the parent's."""
+    globals()["_lock"] = threading.Lock()
+    _worker.cache_clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def render_template(template: str, messages: list[Any], *, open_turn: bool, special: Mapping[str, Any]) -> str:
     """A conversation as a chat template writes it; ``special`` are the names of BOS and EOS."""
     conversation = {"conversations": [messages], "chat_template": template, "add_generation_prompt": open_turn}
     request = json.dumps({**special, **conversation}, default=str).encode() + b"\n"
     answer = b""
     with _lock:
-        worker = _worker(os.getpid())
+        worker, answers = _worker()
         try:
             worker.stdin.write(request)
             worker.stdin.flush()
-            answer = worker.stdout.readline()
+            answer = answers.readline()
         except BrokenPipeError:
             pass
         finally:  # Ctrl-C too: another row must not get the answer to this one
             if not answer.endswith(b"\n"):
                 _worker.cache_clear()
+                answers.close()
                 worker.kill()
                 worker.communicate()
     if not answer.endswith(b"\n"):
@@ -63,16 +73,26 @@ def refused_row(reason: str) -> ModelError:
 
 
 @cache
-def _worker(_process: int) -> Any:
-    """The process that renders. One that was forked from this one needs its own."""
-    return subprocess.Popen(
-        [sys.executable, "-P", __file__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        start_new_session=True,  # Ctrl-C is for us
-    )
+def _worker() -> tuple[Any, BinaryIO]:
+    """The process that renders, and its answers, which have a pipe of their own: libraries print to the usual one."""
+    answers, end = os.pipe()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-P", __file__, str(end)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            pass_fds=(end,),
+            start_new_session=True,  # Ctrl-C is for us
+        )
+    except OSError as error:
+        raise ModelError(
+            f"no process for chat templates can be started ({error.strerror})", fix="start Python by its full name"
+        ) from None
+    finally:
+        os.close(end)
+    return process, os.fdopen(answers, "rb")
 
 
 # ── in the other process ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -80,7 +100,7 @@ def _serve() -> None:
     """Answers requests, which are lines of JSON."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    taken = 0
+    taken, answers = 0, os.fdopen(int(sys.argv[1]), "wb")
     with suppress(OSError):
         taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     for line in sys.stdin.buffer:
@@ -89,8 +109,8 @@ def _serve() -> None:
         answer = _answer(render_jinja_template, line)
         _limit_memory(resource.RLIM_INFINITY)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        sys.stdout.buffer.write(answer + b"\n")
-        sys.stdout.buffer.flush()
+        answers.write(answer + b"\n")
+        answers.flush()
 
 
 def _answer(render: Any, line: bytes) -> bytes:

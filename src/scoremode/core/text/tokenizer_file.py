@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +25,9 @@ GENERAL_CLASS = "TokenizersBackend"
 NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
 WITHOUT_EFFECT = ("backend", "is_local", "local_files_only", "model_max_length", "tokenizer_class")  # on plain text
 MORE_FILES = ("added_tokens.json", "special_tokens_map.json")
-PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")  # of a tokenizer.json; they may change a length
+PARTS = (("normalizer", "pre_tokenizer", "post_processor"), ("decoder",))
+"""Of a tokenizer.json: what may make a text longer on its way to tokens, and on the way back."""
+
 LONGER = ("ByteLevel", "NFC", "NFD", "BertNormalizer", "Lowercase")
 GROWTH = {**dict.fromkeys(LONGER, 4), **dict.fromkeys(("NFKC", "NFKD", "Precompiled"), 18)}
 """How many characters a part makes of one, at most; those that are not listed make one."""
@@ -79,7 +82,7 @@ def require_bounded(folder: Path) -> None:
     """Refuses a tokenizer.json that may make a short text too large for any memory. It is asked before it is loaded."""
     try:
         parts = msgspec.json.decode(read_file(folder / "tokenizer.json"), type=dict[str, msgspec.Raw])
-        growth = _growth([msgspec.json.decode(parts[name]) for name in PARTS if name in parts])
+        growth = max(_growth([msgspec.json.decode(parts[name]) for name in way if name in parts]) for way in PARTS)
     except (OSError, ValueError, RecursionError):  # the library says what is wrong
         return
     if growth > MOST_GROWTH:
@@ -96,9 +99,17 @@ def _growth(part: Any) -> float:
     if isinstance(single := part.get("single"), list):
         return len(single)  # of a template, which may repeat the text
     replaced = part.get("pattern")
-    length = len(str(replaced["String"])) if isinstance(replaced, dict) and "String" in replaced else 1
-    written = 1 + len(str(part.get("content", ""))) / max(length, 1)  # a pattern may match between two characters
+    written = max(1.0, _most_written(replaced, str(part.get("content", "")))) if isinstance(replaced, dict) else 1.0
     return GROWTH.get(str(part.get("type")), 1) * written * _growth([p for p in part.values() if isinstance(p, list)])
+
+
+def _most_written(pattern: dict[str, Any], content: str) -> float:
+    """Characters that are written for each one that is replaced; also between any two, where nothing is a match."""
+    if "String" in pattern:
+        return len(content) / max(1, len(str(pattern["String"])))
+    with contextlib.suppress(re.error):  # the library knows more patterns than Python
+        return len(content) + (1 if re.match(str(pattern.get("Regex")), "") else 0)
+    return 1 + len(content)
 
 
 class TokenizerFile:

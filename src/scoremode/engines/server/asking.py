@@ -14,10 +14,13 @@ from scoremode.engines.server.forms import Form, PromptScores, WrongAnswerError
 from scoremode.engines.server.invariants import Ask, altered
 from scoremode.engines.server.link import Link
 from scoremode.engines.server.served import MOST, RefusedError, ask, score
+from scoremode.errors import EngineError
 from scoremode.values import Floats
 
+REFUSED = frozenset({500, 501})  # how some servers answer a question that they do not know: not asked again
 MOST_BYTES = 64 << 20  # of a list of all tokens
 MOST_TARGETS = 4096  # of one row of a service, which counts the rank of each
+MOST_ANSWERS = 1 << 17  # of one request of a check
 SERVICE_FIX = "it is no service as it is released: see to the server, or use an engine that loads the model itself"
 CLOSE = 1e-2  # nats; columns of one row agree that well
 
@@ -37,8 +40,9 @@ class PromptAsk(Ask):
         if not self.form.every:
             return None
         try:
-            likely = ask(self.link, self.form, self.model, [*ids, ids[0]], self.form.every, largest=MOST_BYTES).likely
-        except (RefusedError, WrongAnswerError):
+            prompt, how = [*ids, ids[0]], {"largest": MOST_BYTES, "final": REFUSED}
+            likely = ask(self.link, self.form, self.model, prompt, self.form.every, **how).likely
+        except (RefusedError, WrongAnswerError, EngineError):  # also an answer that is too large
             return None
         # a server that lists fewer than there are gives the same as one that refuses
         return np.array(list(likely[-1].values())) if likely and len(likely[-1]) > self.form.last else None
@@ -49,7 +53,8 @@ def prompt_ask(link: Link, form: Form, model: str, ids: Sequence[int]) -> Prompt
     listed = 0
     for most in (MOST, 5, 1):
         with contextlib.suppress(RefusedError, WrongAnswerError):
-            listed = most if ask(link, form, model, ids, most, largest=MOST_BYTES).likely else 0
+            answer = ask(link, form, model, ids, most, largest=MOST_BYTES, final=REFUSED)
+            listed = most if answer.likely else 0
             break
     return PromptAsk(root=link.root, fix=form.fix, most=listed, link=link, form=form, model=model)
 
@@ -65,9 +70,10 @@ class ServiceAsk(Ask):
 
     def __call__(self, ids: Sequence[int], *, likely: bool = False) -> PromptScores:
         window = own_tokens(np.array(ids, np.int32))
-        others = np.array(self.tops[:MOST] if likely else (), np.int32)
+        room = max(0, MOST_ANSWERS // max(1, len(window.rows)) - 1)
+        others = np.array(self.tops[: min(MOST, room)] if likely else (), np.int32)
         targets = np.concatenate([window.targets, np.tile(others, (len(window.rows), 1))], axis=1)
-        found = self._answers(Window(window.ids, window.rows, targets))
+        found = self._answers(Window(window.ids[:-1], window.rows, targets))  # nothing is scored after the last id
         if found.top is not None:
             self.tops.extend(set(found.top.tolist()) - set(self.tops))
         rows = zip(targets.tolist(), found.logprob.tolist(), strict=True)

@@ -31,6 +31,7 @@ from scoremode.values import Floats, Ids
 FIRST, PART, SHORTEST = 16, 24, 8  # tokens
 BIAS = 0.01  # nats, mean of d over all that was asked again: 1 % of perplexity
 PROVEN, LIKELY = 0.99, 0.95  # 1 / the largest factor by which all scores may be too low: of a run, and of two probes
+UNKNOWN = 0.1  # a factor that says nothing: where it was asked, one token had all of the probability
 SHARED = 3  # different tokens with the lowest score
 NOISE, LEAST = 1.5, 1e-4  # × the noise, and nats: by more than both, scores depend on what was left out
 
@@ -65,6 +66,7 @@ class Audit:
         self.longest = 0  # of the run's windows: whole ones and halves are drawn from those almost as long
         self.exponent, self.lists, self._reached = exponent, False, 0
         self.lowest, self.tokens = np.inf, frozenset[int]()  # the lowest score, and the tokens that have it
+        self._counted = set[tuple[int, bytes]]()  # prompts that were asked again: each counts once
 
     def window(self, ask: Ask, ids: Ids, scores: Floats) -> None:
         """Checks the scores of tokens 1, 2, … of a window; NaN: not scored. Raises UntrustedError."""
@@ -85,21 +87,21 @@ class Audit:
         if takes[2]:
             other = ids[np.argmax(ids != ids[-1])]
             again = ask([*ids[:-1].tolist(), int(other)]).logprob
-            self._add(self.again, require_same(ask, scores[:-1], again[:-1]))
+            self._add(self.again, require_same(ask, scores[:-1], again[:-1]), ids)
         if takes[1] and part >= SHORTEST:
-            self._add(self.gain, self._score_part(ask, ids, scores, part))
+            self._add(self.gain, self._score_part(ask, ids, scores, part), ids)
         if takes[3] and half >= SHORTEST:
             moved = self._score_part(ask, ids, scores, half)
             if half > self._reached:  # parts of shorter windows say less
                 self._reached, self.reach = half, Moves()
             if half == self._reached:
-                self._add(self.reach, moved)
+                self._add(self.reach, moved, ids)
         self.judge(ask, least=8 * FIRST)
 
     def _score_first(self, ask: Ask, ids: Ids, scores: Floats) -> None:
         found = ask(ids.tolist(), likely=True)
         exponent = require_mass(ask, found.likely or [])
-        self._add(self.alone, require_same(ask, scores, found.logprob))
+        self._add(self.alone, require_same(ask, scores, found.logprob), ids)
         with self._lock:
             self.exponent, self.lists = max(self.exponent, exponent), self.lists or bool(found.likely)
 
@@ -108,9 +110,11 @@ class Audit:
         front = [self._bos] if self._bos is not None and self._bos == ids[0] else []
         return end_alone(ask, ids, scores, slice(start, start + length), front)
 
-    def _add(self, moves: Moves, moved: Floats) -> None:
+    def _add(self, moves: Moves, moved: Floats, ids: Ids) -> None:
         with self._lock:
-            moves.add(moved)
+            if (key := (id(moves), ids.tobytes())) not in self._counted:
+                self._counted.add(key)
+                moves.add(moved)
 
     def judge(self, ask: Ask, least: int = FIRST // 2) -> None:
         """Requires of all windows together that they score the same again, if so many tokens were scored again."""
@@ -122,7 +126,9 @@ class Audit:
     def notes(self, proven: float = PROVEN) -> list[str]:
         """What the checks found that a reader of the scores must know."""
         found, noise = [], max(NOISE * max(self.alone.size, self.again.size), LEAST)
-        if self.lists and self.exponent < proven:
+        if self.lists and self.exponent < UNKNOWN:
+            found.append("that its numbers are log-probabilities is unproven")
+        elif self.lists and self.exponent < proven:
             found.append(
                 f"its probabilities would also fit scores that are {1 / self.exponent:.2f} times too low: "
                 "that they are log-probabilities is likely, not proven"

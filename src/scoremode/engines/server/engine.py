@@ -289,14 +289,14 @@ class ServiceEngine(RequestEngine):
             raise EngineError(f"{link.root} gave an answer that does not fit: {wrong.message}", fix=wrong.fix) from None
         self._same.confirm(instance)
         for window, own in zip(asked.windows, answers, strict=True):
-            if (first := wrong_first_choice(window.targets, own.rank, own.top)) is not None:
-                raise UntrustedError(f"{link.root} contradicts itself: {first}", fix=SERVICE_FIX)
             for column in (own.logprob, own.entropy, own.top_logprob):
                 if column is not None and column.size and not column.max() < np.inf:  # of numbers with a NaN, it is NaN
                     raise EngineError(
                         f"{link.root} gives NaN or infinity as a score",
                         fix="start the server in float32; if it stays, its weights are damaged",
                     )
+            if (first := wrong_first_choice(window.targets, own.rank, own.top)) is not None:
+                raise UntrustedError(f"{link.root} contradicts itself: {first}", fix=SERVICE_FIX)
         return answers
 
 
