@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
 from scoremode.core import hub as reachable
 from scoremode.core.text.corpus import load
 from scoremode.core.text.tokenizer_file import load_transformers
-from scoremode.errors import CorpusError
+from scoremode.errors import CorpusError, ModelError
 
 
 @pytest.fixture
@@ -84,3 +85,34 @@ def test_a_dataset_without_a_hub_is_refused_on_one_line(
     with pytest.raises(CorpusError, match="is not on this machine, and the Hugging Face hub cannot be reached"):
         load(dataset="org/none")
     assert "Retry" not in capfd.readouterr().err
+
+
+# ── sizes ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def checked(method: str, address: str, status: int = 200, content: bytes = b"", **headers: str) -> httpx.Response:
+    """An answer, as the hub's client gets it; its content has no stated length."""
+    request = httpx.Request(method, address)
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    answer = httpx.Response(status, headers=named, content=iter([content]), request=request)
+    reachable._check(answer)
+    return answer
+
+
+def test_a_page_that_says_why_there_is_no_file_may_be_longer_than_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reachable, "_sizes", {})
+    file = "https://hub.test/org/x/resolve/main/a.json"
+    checked("HEAD", file, X_Repo_Commit="c" * 40, ETag=f'"{"a" * 40}"', Content_Length="124")
+    assert len(checked("GET", file, 503, b"x" * 600).read()) == 600
+    assert len(checked("GET", file, 200, b"x" * 124).read()) == 124
+    with pytest.raises(ModelError, match="it sends more than it stated"):
+        checked("GET", file, 200, b"x" * 125).read()
+
+
+def test_the_size_of_a_file_holds_where_a_redirect_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reachable, "_sizes", {})
+    monkeypatch.setattr(reachable, "LARGEST_ANSWER", 1000)
+    file, elsewhere = "https://hub.test/org/x/resolve/main/a.gguf", "https://cdn.test/a"
+    stated = {"X_Repo_Commit": "c" * 40, "X_Linked_Etag": "f" * 64, "X_Linked_Size": "3000"}
+    checked("HEAD", file, 302, Location=elsewhere, **stated)
+    assert sum(map(len, checked("GET", elsewhere, content=b"x" * 3000).iter_bytes())) == 3000
+    with pytest.raises(ModelError, match="it sends more than it stated"):
+        list(checked("GET", elsewhere, content=b"x" * 3001).iter_bytes())

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from scoremode.core.statistics.comparison import Comparison, comparison_statistics
-from scoremode.reports.verdicts import Verdict, rule_words, scale_words, verdicts
+from scoremode.core.statistics.paired import PairedMeans, chance_of_no_change
+from scoremode.reports.verdicts import Verdict, largest_of_noise, rule_words, scale_words, verdicts
 from tests.core.statistics.test_comparison import compared
 from tests.reports.demo import with_statistics
 
@@ -274,3 +275,27 @@ def test_a_small_difference_of_paths_is_told_without_exponents() -> None:
         "computing 2 windows again, one at a time, gives the same bits. Figures measured on one path hold for the "
         "other."
     )
+
+
+@pytest.mark.parametrize(
+    ("noise", "least", "most"),
+    [
+        (np.concatenate([np.full(4000, 1e-17), np.full(96, 1e-4)]), 1e-3, 1.0),  # rounding, and routes that flip
+        (np.concatenate([np.zeros(4095), [1e-3]]), 1e-2, 1.0),
+        (np.zeros(100), 1e-12, 1e-9),
+    ],
+)
+def test_the_largest_noise_is_extrapolated_from_what_is_of_its_size(noise: Any, least: float, most: float) -> None:
+    assert least < largest_of_noise(noise, 100_000) < most
+
+
+def test_a_mean_of_texts_is_called_likelier_only_if_its_bounds_exclude_1() -> None:
+    random = np.random.default_rng(4)
+    for _ in range(60):
+        change = 0.3 * random.normal(size=(28, 1)) + np.zeros((28, 5)) + 0.1
+        group = np.repeat(np.arange(28), 5)
+        base = np.full(140, -2.0)
+        c = compared(base, base + change.ravel(), groups=group, document=group, method="mean-of-texts")
+        ratio = c.ppl_ratio
+        excludes = (ratio.high or 0) < 1 or (ratio.low or 0) > 1
+        assert (chance_of_no_change(PairedMeans(c)) < 0.05) == excludes

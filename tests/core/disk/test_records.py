@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from scoremode.core.disk.records import RecordFile, identity_in
+from scoremode.core.disk.records import RecordFile, identity_in, is_record_file
 from scoremode.errors import RunError
 
-HEADER = {"work": "one"}
+HEADER: dict[str, Any] = {"work": "one"}
 BODIES = [b"first", b"", b"third" * 9]
 
 
@@ -20,7 +21,7 @@ def written(path: Path) -> list[int]:
     return places
 
 
-def read(path: Path, header: dict[str, str] = HEADER) -> list[tuple[int, bytes]]:
+def read(path: Path, header: dict[str, Any] = HEADER) -> list[tuple[int, bytes]]:
     file = RecordFile(path, header)
     found = [(number, body) for number, _, body in file.replay()]
     file.close()
@@ -91,3 +92,13 @@ def test_a_file_of_another_computation_is_refused_and_not_changed(tmp_path: Path
 def test_a_header_that_is_not_one_has_no_identity(tmp_path: Path, line: bytes) -> None:
     (tmp_path / "r").write_bytes(line)
     assert identity_in(tmp_path / "r") is None
+
+
+def test_records_whose_end_was_lost_are_still_ours(tmp_path: Path) -> None:
+    """After a power cut, the end of a file may be zeros."""
+    path = tmp_path / "records"
+    RecordFile(path, {**HEADER, "identity": {}}).close()
+    path.write_bytes(path.read_bytes() + bytes(512))
+    assert is_record_file(path, HEADER)
+    path.write_bytes(b"my notes\n" + bytes(512))
+    assert not is_record_file(path, HEADER)

@@ -227,3 +227,10 @@ def test_what_a_metric_can_be_follows_from_the_declared_bounds_of_its_column() -
     own = Column("float64", "an agreement", least=0, most=1, name="agreement")
     assert Metric("mean_agreement", "mean agreement").range(own) == "share"
     assert Metric("mean_free", "mean").range(Column("float64", "any", name="free")) == "any"
+
+
+@pytest.mark.parametrize("size", [1e-110, 1e105])
+def test_very_small_and_very_large_sums_have_bounds(size: float) -> None:
+    values = np.array([1.0, 2.0, 3.0, 4.0, 9.0, 40.0])
+    found, usual = (ratio(values * scale, np.ones(6), np.arange(6), "positive") for scale in (size, 1.0))
+    assert (found.low, found.high) == pytest.approx((size * (usual.low or 0), size * (usual.high or 0)))

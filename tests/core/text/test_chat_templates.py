@@ -98,3 +98,10 @@ def test_a_process_that_was_stopped_or_belongs_to_another_is_not_used() -> None:
 def test_a_long_conversation_is_rendered() -> None:
     long: list[Any] = [{"role": "user", "content": "words " * 1_000_000}] * 5
     assert len(render_template(CHATML, long, open_turn=False, special={})) > 30_000_000
+
+
+def test_what_a_library_prints_is_no_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text('print(\'{"text": "printed"}\')')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    chat_templates._worker.cache_clear()
+    assert [render_template(word, CHAT, open_turn=False, special={}) for word in ("a", "b")] == ["a", "b"]

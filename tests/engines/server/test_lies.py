@@ -90,3 +90,11 @@ def test_nothing_is_kept_of_a_server_that_is_not_believed(honest: Stories, text:
             run = sm.ppl("small", engine=served.address, text=text, out=tmp_path / "o", **question)
     windows = len(np.unique(run.facts.window))
     assert served.lengths.count(128) >= windows - 1, "the last window may be shorter"
+
+
+def test_a_prompt_that_is_asked_again_and_again_counts_once() -> None:
+    """Windows may begin alike: their first tokens move alike, and say no more than those of one window."""
+    audit = Audit(None)
+    for ids in (np.arange(16), np.arange(16), np.arange(1, 17)):
+        audit._add(audit.alone, np.full(15, 0.03), ids.astype(np.int32))
+    assert audit.alone.count == 30

@@ -122,14 +122,15 @@ def is_record_file(path: Path, header: Mapping[str, Any]) -> bool:
     with open_regular(path) as file:
         line, end, rest = file.read(LONGEST_HEADER).partition(b"\n")
     beginning = first_line(header)[:-2]
-    if line.startswith(beginning) or (not end and beginning.startswith(line)):
-        return True  # what follows may be lost: after a power cut, the end of a file may be zeros
+    if not end:
+        return line.startswith(beginning) or beginning.startswith(line)
     try:
         found = parse(line)
     except ValueError:
         return False
     is_header = isinstance(found, dict) and isinstance(found.get("identity"), dict) and found.keys() >= header.keys()
-    return bool(end) and is_header and (rest.startswith(MAGIC) or MAGIC.startswith(rest))
+    # after a power cut, the end of a file may be zeros
+    return is_header and (rest.startswith((MAGIC, b"\0")) or MAGIC.startswith(rest))
 
 
 def has_records(path: Path) -> bool:
