@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import sys
 import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -68,7 +67,7 @@ class ScoreEndpoint:
             ) from None
         names = getattr(args, "served_model_name", None) or [args.model]
         self.prober = ProbScorer(self.scorer, names[0])
-        print(f"{READY}; ready at {ROOT}", file=sys.stderr, flush=True)  # a level of vLLM's logs would hide it
+        os.write(2, f"{READY}; ready at {ROOT}\n".encode())  # not logged: a level of vLLM's logs would hide it
 
     def _answering(self, route: Handler) -> Handler:
         """Wraps a route so that its errors become answers of one line, with a status that says whose fault it is."""
