@@ -111,8 +111,8 @@ def test_the_size_of_a_file_holds_where_a_redirect_leads(monkeypatch: pytest.Mon
     monkeypatch.setattr(reachable, "_sizes", {})
     monkeypatch.setattr(reachable, "LARGEST_ANSWER", 1000)
     file, elsewhere = "https://hub.test/org/x/resolve/main/a.gguf", "https://cdn.test/a"
-    stated = {"X_Repo_Commit": "c" * 40, "X_Linked_Etag": "f" * 64, "X_Linked_Size": "3000"}
-    checked("HEAD", file, 302, Location=elsewhere, **stated)
+    tag, commit = "f" * 64, "c" * 40
+    checked("HEAD", file, 302, Location=elsewhere, X_Repo_Commit=commit, X_Linked_Etag=tag, X_Linked_Size="3000")
     assert sum(map(len, checked("GET", elsewhere, content=b"x" * 3000).iter_bytes())) == 3000
     with pytest.raises(ModelError, match="it sends more than it stated"):
         list(checked("GET", elsewhere, content=b"x" * 3001).iter_bytes())
