@@ -25,7 +25,7 @@ from scoremode.errors import RunError
 from scoremode.reports.text import counted
 from scoremode.values import Estimate, usable
 
-AGREES = 0.25  # docs/statistics.md: costs a twentieth of the power, and a third of false claims of unequal spreads
+AGREES = 0.25  # candidates of equal means and unequal spreads are told apart less often, at little power
 
 
 def closest_first(comparisons: Sequence[Comparison]) -> list[tuple[int, list[int]]]:

@@ -43,10 +43,10 @@ HOLDS = "Figures measured on one path hold for the other."
 DIFFERS = "Publish with every figure which path it comes from."
 NONE, NOISE, CHANGED, UNKNOWN = "no difference found", "a difference within the noise", "changed", "not known"
 LESS, LIKELIER = "text less likely", "text likelier"
-USUAL = 1e-3  # nats: mean KL of bfloat16 in another batch is 1e-4 to 4e-4 (docs/paths.md)
-OTHER_CHOICES = 0.05  # share of first choices; bfloat16 in another batch changes 1 to 2 %
-FAR_SMALLER = 1e-3
-ROUNDING = 1e-10  # nats: log-probabilities that are rounded to float32 have a KL of up to this
+USUAL = 1e-3  # nats: bfloat16 serving alone costs SmolLM2-135M a mean KL of 0.00095 (docs/compare.md)
+OTHER_CHOICES = 0.05  # share of first choices; chosen, not measured
+FAR_SMALLER = 1e-3  # × the largest: such noise has another cause
+ROUNDING = 1e-10  # nats: float32 moves log-probabilities by about 1e-5, and KL by half of that's square
 OFTEN = 0.01  # runs of a model against itself in which a target may be called changed
 
 

@@ -1,7 +1,7 @@
 """Two runs of one plan ─▶ numbers with errors. Each is declared once: how it is computed, called and shown.
 
 Means weight a target as the method does (``PairedRuns.weight``); quantiles count each target once. Bounds (``…_low``,
-``…_high``) are 95 % bounds by Student's t, in the statistic's range. docs/statistics.md has every formula.
+``…_high``) are 95 % bounds in the statistic's range. docs/statistics.md has every formula.
 
 To add a statistic, add it to ComparisonNumbers.
 """
