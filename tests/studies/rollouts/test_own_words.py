@@ -37,28 +37,20 @@ def test_a_model_does_not_part_from_itself(command: Command, written: dict[str, 
     assert (found["partings"]["without_other_choice"], found["partings"]["other_choices"]) == (1, 0)
 
 
-def test_a_model_reads_its_own_texts_and_drafts_for_itself(command: Command, written: dict[str, Path]) -> None:
-    plain = ("compare", "table:uniform", "table:uniform", "--corpus", f"rollouts:{written['drawn']}")
-    asked = (*plain, "--drafts")
-    (row,) = command(*asked, "--json").json["candidates"]
+def test_a_model_reads_its_own_texts(command: Command, written: dict[str, Path]) -> None:
+    corpus = ("--corpus", f"rollouts:{written['drawn']}")
+    (row,) = command("compare", "table:uniform", "table:uniform", *corpus, "--json").json["candidates"]
     found = row["own_words"]
     assert (found["own_texts"]["log_ratio"], found["own_texts"]["ppl_ratio"], found["own_texts"]["groups"]) == (0, 1, 6)
-    assert found["drafts"]["acceptance"] == 1
-    assert found["drafts"]["drafts"][3]["tokens_per_step"] == 5  # 20 tokens in 4 steps
-    assert "as a draft model" in command(*asked).out
-    assert "as a draft model" not in command(*plain).out  # nobody asked for it
-    refused = command("compare", "table:uniform", "table:uniform", "--text", "abc", "--drafts")
-    assert (refused.code, "give --corpus rollouts:DIR" in refused.err) == (2, True)
 
 
 def test_texts_of_the_candidate_are_read_by_the_baseline(command: Command, written: dict[str, Path]) -> None:
     """Its own texts, read by itself, would say nothing: the same numbers as with the models swapped."""
-    asked = ("--corpus", f"rollouts:{written['drawn']}", "--drafts", "--json")
+    asked = ("--corpus", f"rollouts:{written['drawn']}", "--json")
     (own,) = command("compare", "table:successor", "table:uniform", *asked).json["candidates"]
     (swapped,) = command("compare", "table:uniform", "table:successor", *asked).json["candidates"]
     assert own["own_words"] == swapped["own_words"]
     assert (own["own_words"]["writer"], own["own_words"]["reader"]) == ("table:uniform", "table:successor")
-    assert own["own_words"]["drafts"]["acceptance"] == pytest.approx(1 / 256)
 
 
 def test_what_was_written_and_what_the_reader_prefers(

@@ -214,8 +214,8 @@ def report(path: str | Path, *found: Any, **details: Any) -> Path | str:
 
     Names of files of records make a page as well: docs/records.md.
 
-    With ``rollouts`` that comparisons were made on, the page also shows where candidates part from these texts, and
-    with ``drafts=True`` what they would save as draft models. Returns the path of the page, or its URI as text.
+    With ``rollouts`` that comparisons were made on, the page also shows where candidates part from these texts. Returns
+    the path of the page, or its URI as text.
 
     >>> import scoremode as sm
     >>> sm.report("report.html", *sm.compare("ref/", "candidate"))     # doctest: +SKIP

@@ -97,34 +97,28 @@ def asked(parsed: argparse.Namespace) -> dict[str, object]:
 
     named = parsed.corpus or []
     if len(named) != 1 or not named[0].startswith(PREFIX):
-        if parsed.drafts:
-            raise OptionError("--drafts is about texts that a model wrote", fix="give --corpus rollouts:DIR")
         return {}
     rollouts = Rollouts.open(named[0].removeprefix(PREFIX))
     parsed.corpus = [rollouts]
-    return {"rollouts": rollouts, "count": parsed.num_samples, "drafts": parsed.drafts}
+    return {"rollouts": rollouts, "count": parsed.num_samples}
 
 
-def readings_part(
-    found: Sequence[Comparison], rollouts: Rollouts | None = None, count: int | None = None, *, drafts: bool = False
-) -> ResultPart:
+def readings_part(comparisons: Sequence[Comparison], rollouts: Rollouts, count: int | None = None) -> ResultPart:
     from scoremode.studies.rollouts.readings import readings
 
-    if rollouts is None:
-        raise OptionError("drafts are about texts that a model wrote", fix="give rollouts=, too")
-    words = readings(found, rollouts, count, drafts=drafts)
+    results = readings(comparisons, rollouts, count)
 
     def blocks() -> list[Any]:
         from scoremode.studies.rollouts.tables import readings_blocks
 
-        return readings_blocks(words)
+        return readings_blocks(results)
 
     def section() -> str:
         from scoremode.studies.rollouts.page import readings_section
 
-        return readings_section(words)
+        return readings_section(results)
 
-    return ResultPart("own_words", lambda: [one.as_json() for one in words], blocks, "Own words", section)
+    return ResultPart("own_words", lambda: [reading.as_json() for reading in results], blocks, "Own words", section)
 
 
 # ── a trainer against rollouts ───────────────────────────────────────────────────────────────────────────────────────
@@ -180,12 +174,11 @@ def _require_trainer_alone(parsed: argparse.Namespace) -> None:
 
 
 FLAGS = {
-    "--drafts": "with rollouts: also what the candidates would save as draft models",
     "--clip-low RATIO": "with the baseline rollouts:DIR: smallest importance ratio (default: 0.8)",
     "--clip-high RATIO": "with the baseline rollouts:DIR: largest (default: 1.2)",
 }
 NOT_OF_TRAINERS = (
-    *("baseline_engine", "baseline_dtype", "out", "fresh", "keep", "by_depth", "drafts", "columns", "no_worse_than"),
+    *("baseline_engine", "baseline_dtype", "out", "fresh", "keep", "by_depth", "columns", "no_worse_than"),
     *("markdown", "model_index"),
 )
-PART = OfferedPart(FLAGS, asked, ("rollouts", "drafts"), readings_part, compare_trainer)
+PART = OfferedPart(FLAGS, asked, ("rollouts",), readings_part, compare_trainer)

@@ -2,8 +2,7 @@
 
 greedy texts                      where each reader parts from them
 sampled texts                     what each reader thinks of them
-both                              what was written and what the reader prefers, where it is most surprised;
-                                  if asked for, tokens per step if it drafted for their writer
+both                              what was written and what the reader prefers, where it is most surprised
 the reader                        the candidate; if it wrote them itself, the baseline
 neither model is their writer     then the writer's log-probabilities are those of the rollouts
 """
@@ -25,9 +24,8 @@ from scoremode.core.statistics.statistic import Statistic, computed, estimates, 
 from scoremode.core.store.run import Run
 from scoremode.core.text.token_text import joined
 from scoremode.core.typed import typed
-from scoremode.studies.rollouts.mismatch import drawn_from_own, in_order_of
+from scoremode.studies.rollouts.mismatch import in_order_of
 from scoremode.studies.rollouts.parting import Partings, partings
-from scoremode.studies.rollouts.speculation import Speculation, acceptances, speculation
 from scoremode.studies.rollouts.texts import Rollouts
 from scoremode.values import Estimate, Floats, Ints
 
@@ -107,36 +105,30 @@ class Reading:
     reader: str
     partings: Partings | None  # for greedy texts, if the reader's first choices were measured
     read: TextRatios | None  # for sampled texts
-    drafts: Speculation | None  # if asked for, and if texts are greedy or drawn from the writer's own distribution
     examples: tuple[OtherChoice, ...] = ()
 
     def as_json(self) -> dict[str, object]:
-        found = {"partings": self.partings, "own_texts": self.read, "drafts": self.drafts}
-        known = {name: one.statistics() for name, one in found.items() if one is not None}
-        examples = [asdict(one) for one in self.examples]
-        return {"writer": self.writer, "reader": self.reader, **known, "examples": examples}
+        results = {"partings": self.partings, "own_texts": self.read}
+        statistics = {name: result.statistics() for name, result in results.items() if result is not None}
+        examples = [asdict(example) for example in self.examples]
+        return {"writer": self.writer, "reader": self.reader, **statistics, "examples": examples}
 
 
 @typed
-def readings(
-    found: Sequence[Comparison], rollouts: Rollouts, count: int | None = None, *, drafts: bool = False
-) -> list[Reading]:
-    """Returns what the texts of rollouts say about each candidate of comparisons on them, or on the first ``count``.
-
-    With ``drafts``, also what each candidate would save as a draft model.
-    """
+def readings(comparisons: Sequence[Comparison], rollouts: Rollouts, count: int | None = None) -> list[Reading]:
+    """Returns what the texts of rollouts say about each candidate of comparisons on them, or on the first ``count``."""
     rollouts = rollouts if count is None else rollouts.first(count)
-    return [_reading(c, rollouts, drafts=drafts) for c in found]
+    return [_reading(c, rollouts) for c in comparisons]
 
 
-def _reading(c: Comparison, rollouts: Rollouts, *, drafts: bool) -> Reading:
+def _reading(c: Comparison, rollouts: Rollouts) -> Reading:
     name, reader, writer = c.name, c.candidate, c.baseline if is_writer(c.baseline, rollouts) else None
     if writer is None and is_writer(c.candidate, rollouts):  # who reads its own texts says nothing about the other
         name, reader, writer = c.baseline_name, c.baseline, c.candidate
-    said = Reading(str(rollouts.manifest["model"]), name, None, None, None)
+    reading = Reading(str(rollouts.manifest["model"]), name, None, None)
     is_greedy = rollouts.manifest["sampling"].get("temperature") == 0
     if is_greedy and not reader.scores.has("top"):
-        return said
+        return reading
     order, facts, noise = in_order_of(rollouts, reader), reader.facts, 0.0
     document, group = np.asarray(facts.document)[order], np.asarray(facts.group)[order]
     if is_greedy:
@@ -145,21 +137,13 @@ def _reading(c: Comparison, rollouts: Rollouts, *, drafts: bool) -> Reading:
             strays = np.asarray(writer.scores.top) != np.asarray(writer.facts.id)
             noise = float(_gaps(writer)[strays].max(initial=0.0))
         parted = partings(document, group, token, top, _gaps(reader)[order], noise=noise)
-        drafted = speculation(document, group, (top == token).astype(np.float64)) if drafts else None
-        said = replace(said, partings=parted, drafts=drafted)
+        reading = replace(reading, partings=parted)
     else:
-        read = reader.scores.logprob[order]
-        own = np.concatenate(rollouts.raw_logprob)
+        written = np.concatenate(rollouts.raw_logprob)
         if writer is not None:  # by the same path as the reader
-            own = writer.scores.logprob[in_order_of(rollouts, writer)]
-        said = replace(said, read=TextRatios(document, group, own, read))
-        if drafts and drawn_from_own(rollouts):
-            accept, variation = acceptances(own, read), c.divergences.total_variation
-            overlap = accept  # its mean over texts of the writer is that of the overlap
-            if variation is not None and writer is not None:
-                overlap = 1.0 - np.asarray(variation)[in_order_of(rollouts, c.candidate)]
-            said = replace(said, drafts=speculation(document, group, overlap, accept))
-    return replace(said, examples=other_choices(reader, rollouts, noise))
+            written = writer.scores.logprob[in_order_of(rollouts, writer)]
+        reading = replace(reading, read=TextRatios(document, group, written, reader.scores.logprob[order]))
+    return replace(reading, examples=other_choices(reader, rollouts, noise))
 
 
 def is_writer(run: Run, rollouts: Rollouts) -> bool:

@@ -1,4 +1,4 @@
-"""What is shown of texts that a model wrote: the texts, partings, changes, mismatch, drafts."""
+"""What is shown of texts that a model wrote: the texts, partings, changes, mismatch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _stretch(row: Fields) -> Row:
 
 # ── texts that candidates read ───────────────────────────────────────────────────────────────────────────────────────
 def readings_blocks(found: Sequence[Reading]) -> list[Block]:
-    """What texts that a model wrote say about candidates: partings, ratios, examples, drafts."""
+    """What texts that a model wrote say about candidates: partings, ratios, examples."""
     parted = [(i, one.reader, one.partings.statistics()) for i, one in enumerate(found) if one.partings is not None]
     read = [(i, one.writer, one.reader, one.read.statistics()) for i, one in enumerate(found) if one.read is not None]
     blocks = [*parting_blocks(parted)] if parted else []
@@ -33,8 +33,6 @@ def readings_blocks(found: Sequence[Reading]) -> list[Block]:
         blocks += ["", Note(f"where {one.reader} would most clearly have written something else", "bold")]
         for before, sentence in example_words(one):
             blocks += [Note(f"after “{before}”", "dim"), Note(f"  {sentence}")]
-    for one in found:
-        blocks += ["", *speculation_blocks(one.reader, one.drafts.statistics())] if one.drafts is not None else []
     return blocks
 
 
@@ -109,19 +107,6 @@ def example_words(words: Reading) -> list[tuple[str, str]]:
 
 def _chance(p: float) -> str:
     return f"{100 * p:.1f}%" if p == 0 or p >= 0.001 else "below 0.1%"
-
-
-def speculation_blocks(draft: str, s: Fields) -> list[Block]:
-    """What a draft model would give: its name and ``Speculation.statistics()``."""
-    rate = number(s["acceptance"], s["acceptance_stderr"], percent=True).words
-    about = "expected, by speculative sampling"
-    columns = [numbers("tokens per step", s["drafts"], "tokens_per_step", about=about)]
-    title, rows = f"{draft} as a draft model: {rate} of its tokens would be accepted", s["by_position"]
-    found: list[Block] = [Table([Row(f"{row['draft']} drafted") for row in s["drafts"]], columns, title)]
-    if len(rows) > 1:
-        columns = [counts("tokens", rows, "targets"), numbers("accepted", rows, "acceptance", percent=True)]
-        found += ["", Table(list(map(_stretch, rows)), columns, "by position in the text")]
-    return found
 
 
 # ── trainer against rollout ──────────────────────────────────────────────────────────────────────────────────────────
