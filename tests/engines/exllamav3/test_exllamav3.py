@@ -16,8 +16,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file
 
 import scoremode as sm
 from scoremode.core.engine.plugin import Work
@@ -30,8 +28,6 @@ from scoremode.core.scores.answers import Window, WindowList
 from scoremode.engines.exllamav3 import ExllamaPlugin
 from scoremode.engines.exllamav3.engine import PagedCache
 from scoremode.errors import EngineError, ModelError, OptionError
-from scoremode.studies.attribution.weight_formats.exl3 import decoded_tiles
-from scoremode.studies.attribution.weights import open_weights
 from scoremode.values import Floats
 from tests.makers import make_small_llama, make_tokenizer
 
@@ -295,50 +291,6 @@ def four_bits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     subprocess.run([sys.executable, "-m", "exllamav3.conversion.convert_model", *words], check=True)
     return place / "exl3"
-
-
-def test_weights_are_those_of_the_library(four_bits: Path) -> None:
-    """Decoded tiles have its bits. Whole matrices are its own, which it rounds to float16 three times."""
-    import exllamav3
-
-    names = {f"{name}.weight" for name in four_bits_modules(four_bits)}
-    assert len(names) > 7
-    original = load_file(four_bits.parent / "small" / "model.safetensors")
-    found = open_weights(str(four_bits), {name: tuple(tensor.shape) for name, tensor in original.items()})
-    model = exllamav3.Model.from_config(exllamav3.Config.from_directory(str(four_bits)))
-    model.load(device="cuda:0")
-    own = {f"{module.key}.weight": module.inner for module in model if getattr(module, "quant_type", None) == "exl3"}
-    assert own.keys() == names
-    for name, linear in own.items():
-        formula = "mcg" if linear.mcg else "mul1" if linear.mul1 else "3inst"
-        tiles = decoded_tiles(linear.trellis.cpu(), formula)
-        assert torch.equal(tiles, linear.get_inner_weight_tensor().cpu()), name
-        outputs, inputs = original[name].shape
-        theirs = linear.get_weight_tensor().float().cpu().T[:outputs, :inputs]
-        ours = found.tensor(name)
-        assert (ours - theirs).abs().max() < 2e-3 * theirs.abs().max(), name
-        assert (ours - original[name]).norm() < 0.2 * original[name].norm(), name  # four bits
-    model.unload()
-
-
-def four_bits_modules(folder: Path) -> list[str]:
-    with safe_open(folder / "model.safetensors", framework="pt") as file:
-        return [name.removesuffix(".trellis") for name in file.keys() if name.endswith(".trellis")]  # noqa: SIM118
-
-
-def test_damage_of_the_weights_explains_what_is_served(four_bits: Path) -> None:
-    """Units, their sum and all weights at once, against the checkpoint as ExLlamaV3 serves it."""
-    text = " ".join(f"The quick brown fox saw {i * i % 991} lazy dogs, and none was number {i}." for i in range(150))
-    baseline = str(four_bits.parent / "small")
-    found = sm.attribute(
-        baseline, str(four_bits), engine="exllamav3", text=text, context_length=256, dtype="float32", device="cuda"
-    )
-    account = found.account(found[0])
-    print({name: getattr(account, name) for name in ("parts", "whole", "served", "rest")})
-    assert account.served is not None
-    assert account.whole.value > 0.001
-    assert account.served.value == pytest.approx(account.whole.value, rel=0.2)
-    assert {one.format for one in found[0].units if one.layer is not None} == {"EXL3 4 bit"}
 
 
 def answers_of(folder: Path, path: DecodePath | None, done: tuple[int, ...] = (), **options: Any) -> dict[int, Any]:

@@ -134,7 +134,7 @@ def test_experts_are_named_one_by_one_and_routers_stay() -> None:
 
 @pytest.mark.parametrize(
     ("name", "bits", "group"),
-    [("GPTQ 3 bit", 3, None), ("AWQ 4 bit g128", 4, 128), ("W8A8", 8, None), ("IQ3_XXS", 3, 32), ("EXL3 4 bit", 4, 32)],
+    [("GPTQ 3 bit", 3, None), ("AWQ 4 bit g128", 4, 128), ("W8A8", 8, None), ("IQ3_XXS", 3, 32)],
 )
 def test_names_of_formats_are_read(name: str, bits: int, group: int | None) -> None:
     found = arguments_of(StoredWeight("w", (4, 4), bits + 0.1, name))
@@ -153,6 +153,6 @@ def test_exllamav3_takes_tensors_from_conversions_of_other_bits() -> None:
     assert yaml.safe_load(exllamav3_recipe(mixture({})).text) == {"sources": [], "overrides": []}
 
 
-@pytest.mark.parametrize(("kind", "bits"), [("EXL3 2.5 bit", 3), ("EXL3 4 bit", 4), ("W8A8", 8), ("bfloat16", 8)])
+@pytest.mark.parametrize(("kind", "bits"), [("W4A16 g32", 4), ("W8A8", 8), ("bfloat16", 8)])
 def test_bits_of_a_conversion_are_not_less_than_those_of_a_format(kind: str, bits: int) -> None:
     assert f"-exl3-{bits}bpw" in exllamav3_recipe(mixture({"weight": kind})).command

@@ -19,12 +19,12 @@ def parted(at: int) -> Reading:
     place = np.tile(np.arange(1, LENGTH + 1), TEXTS)
     top = np.where(place == at + TEXT, 7, 5).astype(np.int32)
     found = partings(TEXT, TEXT, np.full(len(TEXT), 5, np.int32), top, np.where(top == 7, 0.5, 0.0), noise=0.02)
-    return Reading("<b>writer</b>", f"q{at} & co", found, None, None)
+    return Reading("<b>writer</b>", f"q{at} & co", found, None)
 
 
 def test_nothing_is_shown_of_other_texts() -> None:
     assert readings_section([]) == ""
-    assert readings_section([Reading("a", "b", None, None, None)]) == ""
+    assert readings_section([Reading("a", "b", None, None)]) == ""
 
 
 def test_partings_are_shown_and_names_are_escaped() -> None:

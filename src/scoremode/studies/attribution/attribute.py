@@ -66,8 +66,8 @@ def attribute(
 ) -> Attribution:
     """Measures what each unit of a candidate's weights does to the baseline: a layer, a kind of matrix, or a matrix.
 
-    A candidate is another version of the baseline: quantized (compressed-tensors, GPTQ, AWQ, GGUF, EXL3), fine-tuned,
-    or ``rtn:BITS:GROUP``, the baseline rounded to nearest. ``engine`` serves the candidate as well, and the result says
+    A candidate is another version of the baseline: quantized (compressed-tensors, GPTQ, AWQ, GGUF), fine-tuned, or
+    ``rtn:BITS:GROUP``, the baseline rounded to nearest. ``engine`` serves the candidate as well, and the result says
     how much of the damage is not in the weights. ``arguments`` are those of a question, and options of Transformers,
     which computes the baseline, and of ``engine``.
 

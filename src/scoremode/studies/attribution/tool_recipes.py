@@ -103,7 +103,7 @@ def arguments_of(weight: StoredWeight) -> dict[str, int | str] | None:
     found, group = INTEGERS.search(weight.format), GROUP.search(weight.format)
     if found:
         bits, size = int(found[1] or found[2]), int(group[1]) if group else None
-    else:  # of GGUF files and EXL3: the nearest integers, and floats of 16 bits and more
+    else:  # of GGUF files: the nearest integers, and floats of 16 bits and more
         bits, size = math.floor(weight.bits), NEAREST_GROUP
         bits = min(max(bits, 2), 8) if bits < 16 else bits
     if bits >= 16:
@@ -160,7 +160,6 @@ def type_of(weight: StoredWeight) -> str:
 
 
 # ── ExLlamaV3 ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-EXL3 = re.compile(r"EXL3 ([\d.]+) bit$")
 CONVERSIONS = """\
 # Convert the model once for each number of bits first, at most 8, the head too:
 # python convert.py -i MODEL -o model-exl3-{most}bpw -w WORK -b {most} -hb {most}
@@ -186,7 +185,5 @@ def exllamav3_recipe(chosen: Parameters) -> WrittenRecipe:
 
 def _whole_bits(weight: StoredWeight) -> int:
     """The bits of a conversion by ExLlamaV3 that are not less than those of a format."""
-    if own := EXL3.match(weight.format):
-        return min(8, math.ceil(float(own[1])))
     how = arguments_of(weight)
     return 8 if how is None else min(8, int(how["num_bits"]))

@@ -16,9 +16,8 @@ from scoremode.core.models.gguf import SUFFIX, gguf_models, read_gguf
 from scoremode.core.models.safetensors import read_header
 from scoremode.errors import ModelError
 from scoremode.studies.attribution.weight_formats.compressed import CompressedTensors
-from scoremode.studies.attribution.weight_formats.exl3 import Exl3Tensors
 from scoremode.studies.attribution.weight_formats.gguf_tensors import GgufTensors
-from scoremode.studies.attribution.weight_formats.matching import OTHER, CandidateWeights, Stored, shapes_in_files
+from scoremode.studies.attribution.weight_formats.matching import OTHER, CandidateWeights, Stored
 from scoremode.studies.attribution.weight_formats.packed_integers import PackedIntegers
 from scoremode.studies.attribution.weight_formats.round_to_nearest import PREFIX, RoundedWeights
 from scoremode.studies.attribution.weight_formats.stored import OTHER_FORMAT, PlainTensors, Shape, TensorReader
@@ -71,7 +70,7 @@ def open_weights(
     if own_type and model_type and own_type != model_type:
         raise ModelError(f"{candidate} is a {own_type} model, and the baseline is a {model_type} model", fix=OTHER)
     is_untied = text.get("tie_word_embeddings", facts.config.get("tie_word_embeddings")) is False
-    reader = _reader(candidate, facts, baseline)
+    reader = _reader(candidate, facts)
     return CandidateWeights(candidate, reader, baseline, facts.notes, needs_head=is_untied)
 
 
@@ -88,7 +87,7 @@ def candidate_fingerprint(candidate: str, token: str | None = None) -> str:
     return hashlib.sha256("\n".join(f"{p.name} {remembered_sha256(p)}" for p in kept).encode()).hexdigest()
 
 
-def _reader(candidate: str, facts: ModelFacts, baseline: Mapping[str, Shape]) -> TensorReader:
+def _reader(candidate: str, facts: ModelFacts) -> TensorReader:
     files, _ = weight_files(facts.path)
     plain = PlainTensors({name: tensor for file in files for name, tensor in read_header(file).items()})
     quantization = facts.config.get("quantization_config")
@@ -97,8 +96,6 @@ def _reader(candidate: str, facts: ModelFacts, baseline: Mapping[str, Shape]) ->
             plain.notes = (EMULATED.format(candidate, facts.bits_per_weight),)
         return plain
     method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
-    if method == "exl3":
-        return Exl3Tensors(candidate, plain, shapes_in_files(baseline))
     if method in READERS:
         return READERS[method](candidate, plain, quantization)
     raise ModelError(

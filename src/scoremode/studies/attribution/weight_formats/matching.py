@@ -142,11 +142,6 @@ def require_layers(label: str, own: int | None, baseline: Mapping[str, Shape]) -
         raise ModelError(f"{label} has {own} layers, and the baseline has {expected}", fix=OTHER)
 
 
-def shapes_in_files(baseline: Mapping[str, Shape]) -> dict[str, Shape]:
-    """The shapes of parameters by the names that files may give them."""
-    return {own: shape for name, shape in baseline.items() for own in _spellings(name)}
-
-
 # ── finding ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _find(label: str, name: str, baseline: Mapping[str, Shape], stored: Stored, needs_head: bool) -> Source:
     found = next(_possible(name, baseline, stored, needs_head), None)
