@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
-
-from scoremode.engines.llamacpp.small_gguf import Matrix, add_llama_keys, llama_tensors
 
 NORMAL, CONTROL, BYTE = 1, 3, 6  # types of tokens
 Change = Callable[[Any], None]
+Matrix = npt.NDArray[Any]
 
 
 def require_llamacpp() -> None:
@@ -37,14 +37,15 @@ def gguf_of(
     """A Hugging Face Llama with a byte-level tokenizer as a GGUF file; ``changes`` are keys of ``llama.``."""
     from gguf import GGUFWriter
 
+    small_gguf = pytest.importorskip("scoremode.engines.llamacpp.small_gguf")  # a wing, which may be gone
     writer = GGUFWriter(file, "llama")
     config = json.loads((folder / "config.json").read_text())
-    add_llama_keys(writer, config, **changes)
+    small_gguf.add_llama_keys(writer, config, **changes)
     if tokenizer is None:
         add_byte_level(writer, folder, pre)
     else:
         tokenizer(writer)
-    for name, matrix in llama_tensors(folder, config):
+    for name, matrix in small_gguf.llama_tensors(folder, config):
         add_tensor(writer, name, weights(name, matrix), stored)
     finish(writer)
     return file

@@ -5,17 +5,19 @@ A copy of the house without the folder is loaded in a fresh process, forked from
 
 from __future__ import annotations
 
+import ast
 import json
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import pytest
 
 from scoremode.core.models.facts import resolve
-from tests.house import HOUSE, ROOT, WINGS
+from tests.house import HOUSE, ROOT, WINGS, arrows, imported
 
 KEPT = ("engines/transformers", "engines/table")  # the embedded model, and the model whose answers are known
 REMOVED = sorted(
@@ -33,7 +35,7 @@ GONE = {
     "engines/llamacpp": ["ppl smollm2-135m --text words --engine llamacpp"],
     "engines/mlx": ["ppl smollm2-135m --text words --engine mlx"],
     "engines/server": ["ppl smollm2-135m --text words --engine http://localhost:1"],
-    "engines/vllm": ["ppl smollm2-135m --text words --engine vllm"],
+    "engines/vllm": ["ppl smollm2-135m --text words --engine vllm", "serve smollm2-135m"],
     "remote/models": ["ppl ollama:llama3.2:3b --text words"],
     "remote/ray": ["ppl smollm2-135m --text words --replicas 2"],
     "remote/service": ["serve smollm2-135m"],
@@ -121,6 +123,25 @@ def whole(answers: Any) -> Any:
 
 def test_every_wing_is_tried() -> None:
     assert list(GONE) == REMOVED
+
+
+def test_a_wing_declares_the_wings_that_it_needs() -> None:
+    """Files of an ability for one engine are loaded with that engine alone."""
+    for importer, targets in arrows().items():
+        wing, rest = "/".join(importer.split(".")[:2]), importer.split(".")[2:]
+        if wing not in REMOVED or not importer.startswith(("studies", "remote")) or rest[:1] == ["engines"]:
+            continue
+        needs = import_module(f"scoremode.{wing.replace('/', '.')}.wing").WING.needs
+        others = {"/".join(target.split(".")[:2]) for target in targets if target.startswith(WINGS)}
+        assert others & {*REMOVED} - {wing} <= {*needs}, importer
+
+
+def test_tests_of_the_core_import_no_wing() -> None:
+    """``python -m tests.without_wings`` runs them in a house that has none."""
+    wings = [f"scoremode.{removed.replace('/', '.')}." for removed in REMOVED]
+    for file in sorted((ROOT / "tests" / "core").rglob("*.py")):
+        names = [f"{name}." for name in imported(ast.parse(file.read_text()))]
+        assert [name for name in names for wing in wings if name.startswith(wing)] == [], file
 
 
 @pytest.mark.parametrize("removed", REMOVED)

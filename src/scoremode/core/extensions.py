@@ -42,6 +42,9 @@ class Wing:
     offers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Addresses of other values by kind. Who asks for a kind says there what its values are."""
 
+    needs: tuple[str, ...] = ()
+    """Folders of wings that it is made of. Where one is missing, this wing is not there either."""
+
     def __post_init__(self) -> None:
         if unknown := self.offers.keys() - KINDS:
             raise ValueError(f"nobody asks for {', '.join(sorted(unknown))}; KINDS are {', '.join(sorted(KINDS))}")
@@ -49,9 +52,10 @@ class Wing:
 
 @cache
 def wings() -> tuple[Wing, ...]:
-    """All wings, in the order of their folders' names."""
+    """All wings whose needs are there, in the order of their folders' names."""
     folders = sorted(path.parent.relative_to(HOUSE) for path in HOUSE.glob("*/*/wing.py"))
-    return tuple(import_module(".".join((PACKAGE, *folder.parts, "wing"))).WING for folder in folders)
+    declared = (import_module(".".join((PACKAGE, *folder.parts, "wing"))).WING for folder in folders)
+    return tuple(wing for wing in declared if all((HOUSE / folder).is_dir() for folder in wing.needs))
 
 
 def load(address: str) -> Any:

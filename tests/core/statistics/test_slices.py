@@ -1,4 +1,4 @@
-"""Slices of runs and of comparisons: closed forms, longhand sums, files, tables and the page."""
+"""Slices of runs and of comparisons: closed forms, longhand sums, files and tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import scoremode as sm
 from scoremode.core.scores.answers import measured
 from scoremode.core.scores.columns import Divergences
 from scoremode.core.statistics.comparison import Comparison
-from scoremode.reports.html.page import render
 from scoremode.reports.parts import comparison_parts
 from tests.command_line import Command, Refused
 from tests.core.text.test_slices import EVERY
@@ -141,22 +140,17 @@ def test_a_reference_brings_its_slices_and_candidates_may_have_others(tiny: Path
     assert [row.name for row in found.by_slice()] == ["thinking", "rest"]
 
 
-def test_tables_and_the_page_show_slices(compared: Comparison, texts: str, command: Command, tmp_path: Path) -> None:
+def test_tables_show_slices(compared: Comparison, texts: str, command: Command) -> None:
     asked = ("compare", "table:uniform", "table:uniform", "--corpus", texts)
-    one = command(*asked, "--slice", THINK, "--report", tmp_path / "page.html")
+    one = command(*asked, "--slice", THINK)
     assert "by slice of the text" in one.out
     assert "Δ logprob" in one.out
-    assert "By slice of the text" in (tmp_path / "page.html").read_text()
     assert "by slice" not in command(*asked).out
     rows = command(*asked, "--slice", THINK, "--json").json["candidates"][0]["by_slice"]
     assert [row["slice"] for row in rows] == ["thinking", "rest"]
     assert all(row["kl_mean"] == 0 and row["same_top"] == 1 for row in rows)
     (part,) = comparison_parts([compared], by_depth=False, beside=[], tested=[])
     assert part.facts()[0][0]["kl_mean_stderr"] is not None
-    run = sm.ppl("table:uniform", corpus=texts, slice="<b>&=<think>..</think>")
-    page = render([], runs=[run])
-    assert "By slice of the text" in page
-    assert "<b>&" not in page
 
 
 def test_a_chat_is_divided_without_being_asked(tmp_path: Path) -> None:

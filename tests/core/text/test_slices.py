@@ -15,7 +15,6 @@ from scoremode.core.text.slices import Slicing, read_rules
 from scoremode.core.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
 from scoremode.core.text.tokens import Tokens, first_tokens, tokenize
 from scoremode.errors import CorpusError, OptionError
-from scoremode.studies.rollouts.texts import written_slices
 from tests.core.text.tokenizers_at_hand import KINDS, wrapped
 
 RULES = ("é=<é>..</é>", "b=<b>..</b>")
@@ -207,17 +206,6 @@ def test_a_file_may_have_any_number_of_roles() -> None:
     codes = [slicing.code(f"role {n}") for n in range(1000)]
     assert len(slicing.names) < 100
     assert slicing.names[codes[-1]] == "other roles"
-
-
-# ── what a model wrote ───────────────────────────────────────────────────────────────────────────────────────────────
-def test_written_tokens_are_divided_like_a_turn_and_by_rules() -> None:
-    text = "Frage? <think>hm</think>Já <b>x</b>"
-    encoding = ByteTokenizer().encode(text, special=False)
-    slicing = Slicing(read_rules("b=<b>..</b>"))
-    codes = written_slices(slicing, text, encoding.char_end, len("Frage? "))
-    found = [slicing.names[code] for code in codes.tolist()]
-    counts = {name: found.count(name) for name in dict.fromkeys(found)}
-    assert counts == {"prompt": 7, "thinking": len("<think>hm</think>"), "answer": 4, "b": len("<b>x</b>")}
 
 
 # templates in the form of published ones: how the assistant's turn is opened, and what a model writes in it
