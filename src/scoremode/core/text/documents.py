@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate, islice, pairwise
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -159,6 +159,7 @@ def chat_document(
 
     It is divided into roles; with ``assistant_only``, the assistant's turns alone are, and are scored.
     """
+    messages = as_template_takes(messages, tokenizer, open_turn=False)
     text = tokenizer.render_chat(messages, open_turn=False)
     if not assistant_only:
         spans = message_slices(messages, tokenizer, text, slicing)
@@ -180,6 +181,42 @@ def chat_document(
         raise ModelError("a chat row has no assistant turn", fix="remove the row, or score without --assistant-only")
     divided = [span for turn in turns for span in slicing.turn(text, *turn)]
     return Document(text, scored_spans=tuple(turns), slices=slicing.document(text, divided, outside=TEMPLATE))
+
+
+def as_template_takes(messages: list[Message], tokenizer: TextTokenizer, *, open_turn: bool) -> list[Message]:
+    """The messages with contents in a form that the chat template writes, which a probe shows.
+
+    A template that writes the texts of parts gets the parts; any other gets the texts, joined as vLLM and llama.cpp
+    join them. Null stays if the template does not write it as "None"; else it becomes an empty text.
+    """
+    plain: list[Message] = [{**message, "content": _joined_parts(message["content"])} for message in messages]
+    if plain == messages:
+        return messages
+
+    def rendered(index: int, content: Any) -> str:
+        try:
+            changed: list[Message] = [*plain[:index], {**plain[index], "content": content}, *plain[index + 1 :]]
+            return tokenizer.render_chat(changed, open_turn=open_turn)
+        except ModelError:
+            return ""
+
+    takes_parts = dict[str, bool]()  # by role
+    taken = list(plain)
+    for index, message in enumerate(messages):
+        role, content = message["role"], message["content"]
+        if isinstance(content, list) and role not in takes_parts:
+            first, second = PROBES[0] + PROBES[1], PROBES[1] + PROBES[0]
+            text = rendered(index, [{"type": "text", "text": probe} for probe in (first, second)])
+            between, found, _ = text.partition(first)[2].partition(second)
+            takes_parts[role] = bool(found) and "type" not in between  # else it writes lists as Python or JSON does
+        is_null = content is None and rendered(index, None) not in ("", rendered(index, "None"))
+        if is_null or (isinstance(content, list) and takes_parts[role]):
+            taken[index] = message
+    return taken
+
+
+def _joined_parts(content: str | list[dict[str, Any]] | None) -> str:
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content or ())
 
 
 def assistant_turn(messages: list[Message], index: int, tokenizer: TextTokenizer, text: str) -> tuple[int, int] | None:
@@ -253,7 +290,8 @@ def _rewritten_turn(messages: list[Message], index: int, tokenizer: TextTokenize
 
 def _with_probe(message: Message, text: str) -> tuple[str, Message]:
     probe = next((one for one in PROBES if one not in text), PROBES[0])
-    return probe, {**message, "content": probe}
+    in_parts = isinstance(message["content"], list)
+    return probe, {**message, "content": [{"type": "text", "text": probe}] if in_parts else probe}
 
 
 # ── words ────────────────────────────────────────────────────────────────────────────────────────────────────────────
