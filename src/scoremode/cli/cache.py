@@ -90,15 +90,16 @@ def _contents(entry: Entry) -> str:
     mark = mark_of(entry.path)
     if not mark.exists():
         return ": ".join(filter(None, ["unfinished", _named(entry.path / ABOUT)]))
-    return _named(mark) or f"{mark.name} cannot be read"
+    named = _named(mark)
+    return f"{mark.name} cannot be read" if named is None else named
 
 
-def _named(file: Path) -> str:
-    """What a manifest, or the note in an unfinished entry, names."""
+def _named(file: Path) -> str | None:
+    """What a manifest, or the note in an unfinished entry, names; None if it cannot be read."""
     try:
         found = read_object(file)
     except (OSError, ValueError):
-        return ""
+        return None
     found |= found["facts"] if isinstance(found.get("facts"), dict) else {}  # of an attribution
     return ", ".join(found[name] for name in NAMES if is_line(found.get(name)))
 
