@@ -90,8 +90,7 @@ def _contents(entry: Entry) -> str:
     mark = mark_of(entry.path)
     if not mark.exists():
         return ": ".join(filter(None, ["unfinished", _named(entry.path / ABOUT)]))
-    named = _named(mark)
-    return f"{mark.name} cannot be read" if named is None else named
+    return f"{mark.name} cannot be read" if (named := _named(mark)) is None else named
 
 
 def _named(file: Path) -> str | None:

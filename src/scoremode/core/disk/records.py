@@ -38,7 +38,7 @@ SEARCHED = 1 << 24  # bytes after an incomplete record that are searched for oth
 class RecordFile:
     """The records of one computation. The caller must hold a lock, because two writers would mix their records."""
 
-    any_kept: ClassVar[bool] = False  # has this process written or found a record? The line on Ctrl-C says so
+    any_kept: ClassVar[bool] = False  # has this process written a record? The line on Ctrl-C says so
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
         """Creates the file, or opens it to resume. Raises RunError if it belongs to another computation."""
@@ -64,7 +64,6 @@ class RecordFile:
         self.end = self._start
         while (found := self._read(self.end)) is not None:
             number, body = found
-            RecordFile.any_kept = True
             at, self.end = self.end, self.end + HEAD.size + len(body)
             yield number, at, body
         # a kill leaves nothing after an incomplete record

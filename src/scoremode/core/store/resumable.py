@@ -9,7 +9,6 @@ removed. So after a kill there is always a finished result, or a journal of the 
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Mapping
@@ -149,8 +148,7 @@ class Resumable(Generic[Finished]):
     def begin(self, about: Mapping[str, str] | None = None) -> None:
         """Take over what is there. Call it when the model is ready: if it does not start, nothing is lost.
 
-        The journal stays if it is this result's. ``about`` is what ``scoremode cache`` says of an unfinished result,
-        because an identity has hashes alone.
+        The journal stays if it is this result's. ``about``: what the cache's list says of it until it is finished.
         """
         assert self._lock is not None, "there is no lock"
         self._present()  # raises if somebody put a file of their own there meanwhile
@@ -160,7 +158,7 @@ class Resumable(Generic[Finished]):
         if fresh or not self.keeps_journal:
             self._discard(fresh=fresh)
         if about is not None and is_cached(self.folder):
-            write_atomically(self.folder / ABOUT, json.dumps(about).encode())
+            write_atomically(self.folder / ABOUT, msgspec.json.encode(about))
 
     def _discard(self, *, fresh: bool) -> None:
         """Remove the files of another result, or of a result that is made again."""

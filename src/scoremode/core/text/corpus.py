@@ -112,8 +112,7 @@ Spec = str | os.PathLike[str]
 
 DEFAULT = "python-docs-short"  # the text of a question that names none: a CPU answers it in about a minute
 DEFAULT_NOTE = "the default text: "
-SHORT_DOCUMENTS, SHORT_CHARACTERS = 24, 800
-"""Of that text: documents of one length, so that they tell as much as 20 of equal numbers of tokens."""
+SHORT_DOCUMENTS, SHORT_CHARACTERS = 24, 800  # of one length: at least 20 effective documents
 
 
 class TextArguments(TypedDict, total=False):

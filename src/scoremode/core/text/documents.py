@@ -184,12 +184,11 @@ def chat_document(
 
 
 def as_template_takes(messages: list[Message], tokenizer: TextTokenizer, *, open_turn: bool) -> list[Message]:
-    """The messages with contents in a form that the chat template writes, which a probe shows.
+    """Contents as the chat template writes them, which a probe shows: parts, or their texts joined as vLLM joins them.
 
-    A template that writes the texts of parts gets the parts; any other gets the texts, joined as vLLM and llama.cpp
-    join them. Null stays if the template does not write it as "None"; else it becomes an empty text.
+    Null stays, unless the template fails on it or writes "None": then it becomes an empty text.
     """
-    plain: list[Message] = [{**message, "content": _joined_parts(message["content"])} for message in messages]
+    plain: list[Message] = [{**message, "content": "\n".join(_texts_in(message))} for message in messages]
     if plain == messages:
         return messages
 
@@ -200,23 +199,28 @@ def as_template_takes(messages: list[Message], tokenizer: TextTokenizer, *, open
         except ModelError:
             return ""
 
-    takes_parts = dict[str, bool]()  # by role
-    taken = list(plain)
+    takes_parts, taken = dict[str, bool](), list(plain)  # by role
+    first, second = "".join(PROBES), "".join(PROBES[::-1])
     for index, message in enumerate(messages):
         role, content = message["role"], message["content"]
-        if isinstance(content, list) and role not in takes_parts:
-            first, second = PROBES[0] + PROBES[1], PROBES[1] + PROBES[0]
-            text = rendered(index, [{"type": "text", "text": probe} for probe in (first, second)])
-            between, found, _ = text.partition(first)[2].partition(second)
-            takes_parts[role] = bool(found) and "type" not in between  # else it writes lists as Python or JSON does
-        is_null = content is None and rendered(index, None) not in ("", rendered(index, "None"))
-        if is_null or (isinstance(content, list) and takes_parts[role]):
+        if isinstance(content, list):
+            if role not in takes_parts:
+                between, found, _ = rendered(index, _parts(first, second)).partition(first)[2].partition(second)
+                takes_parts[role] = bool(found) and "type" not in between  # else it writes lists as Python or JSON does
+            if takes_parts[role]:  # without empty fields, which Parquet adds: some templates ask whether there is one
+                taken[index] = {**message, "content": _parts(*_texts_in(message))}
+        elif content is None and rendered(index, None) not in ("", rendered(index, "None")):
             taken[index] = message
     return taken
 
 
-def _joined_parts(content: str | list[dict[str, Any]] | None) -> str:
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content or ())
+def _texts_in(message: Message) -> list[str]:
+    content = message["content"]
+    return [content] if isinstance(content, str) else [part["text"] for part in content or ()]
+
+
+def _parts(*texts: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": text} for text in texts]
 
 
 def assistant_turn(messages: list[Message], index: int, tokenizer: TextTokenizer, text: str) -> tuple[int, int] | None:
@@ -290,8 +294,7 @@ def _rewritten_turn(messages: list[Message], index: int, tokenizer: TextTokenize
 
 def _with_probe(message: Message, text: str) -> tuple[str, Message]:
     probe = next((one for one in PROBES if one not in text), PROBES[0])
-    in_parts = isinstance(message["content"], list)
-    return probe, {**message, "content": [{"type": "text", "text": probe}] if in_parts else probe}
+    return probe, {**message, "content": _parts(probe) if isinstance(message["content"], list) else probe}
 
 
 # ── words ────────────────────────────────────────────────────────────────────────────────────────────────────────────

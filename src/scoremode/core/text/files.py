@@ -202,7 +202,7 @@ def checked_row(row: Mapping[str, object], field: str, where: str) -> Row:
         return value
     if isinstance(value, list):
         _check_messages(value, f"{where}: field '{field}'")
-        return _with_checked_parts(cast(list[Message], value), where)
+        return cast(list[Message], value)
     wanted = "not a list of messages" if field == "messages" else "neither text nor a list of messages"
     what = f"{where}: field '{field}' is {_kind(value)}, {wanted}"
     raise CorpusError(what, fix="correct the row, or name another field")
@@ -240,11 +240,6 @@ def _check_messages(messages: list[Any], where: str) -> None:
         raise CorpusError(HALF_PAIR.format(where), fix="fix or remove the row") from None
     except (TypeError, ValueError) as error:  # a Parquet file may contain dates and bytes
         raise CorpusError(f"{where} is not a conversation ({error})", fix=MESSAGES_LIKE) from None
-
-
-def _with_checked_parts(messages: list[Message], where: str) -> list[Message]:
-    """The messages, parts of contents without their empty fields, which Parquet adds; refuses what is no text."""
-    checked = list[Message]()
     for number, message in enumerate(messages, 1):
         content = message["content"]
         if content is None and not message.get("tool_calls"):
@@ -255,10 +250,6 @@ def _with_checked_parts(messages: list[Message], where: str) -> list[Message]:
                 kind = f"of type {shortened(str(part['type']))}" if "type" in part else "without a type"
                 what = f"{where}: message {number} has a part {kind}, and only parts of type text are scored"
                 raise CorpusError(what, fix='remove the row, or give parts like {"type": "text", "text": "…"}')
-        if isinstance(content, list):
-            content = [{name: value for name, value in part.items() if value is not None} for part in content]
-        checked.append({**message, "content": content})
-    return checked
 
 
 # ── Parquet ──────────────────────────────────────────────────────────────────────────────────────────────────────────

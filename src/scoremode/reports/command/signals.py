@@ -19,7 +19,6 @@ from typing import Any
 RESUME = "what was scored is kept: run the same command again to resume"
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "the terminal was closed"}
 LINE_START = "\r\x1b[K\x1b[?25h"  # a progress bar leaves a half line and hides the cursor
-NOTHING = "nothing new was kept yet"
 _advice = [""]  # what the line says at its end, of a command that keeps nothing
 _received: list[int] = []
 _replaced: dict[int, Any] = {}
@@ -38,17 +37,11 @@ def nothing_is_kept(advice: str) -> None:
 def everything_is_kept() -> None:
     """Tells an interrupted user to resume, if something was scored: so begins each of the commands of a process."""
     _advice[:] = [""]
-    if _records() is not None:
-        _records().any_kept = False
-
-
-def _records() -> Any:
-    """The class that writes records; None if it was not loaded, because a handler of signals must not import."""
-    return getattr(sys.modules.get("scoremode.core.disk.records"), "RecordFile", None)
 
 
 def line(number: int = signal.SIGINT) -> str:
-    kept = RESUME if getattr(_records(), "any_kept", False) else NOTHING
+    records = getattr(sys.modules.get("scoremode.core.disk.records"), "RecordFile", None)  # no imports in a handler
+    kept = RESUME if getattr(records, "any_kept", False) else "nothing new was kept yet"
     return f"{WORDS[signal.Signals(number)]}; {_advice[0] or kept}"
 
 

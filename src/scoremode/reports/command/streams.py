@@ -24,11 +24,10 @@ from typing import Any, TextIO
 from scoremode.errors import LOGGER, InputError, columns_of, escape, escaped, one_line
 
 ESCAPE = "scoremode-escape"  # the error handler for characters that an encoding lacks
-COPIED = re.compile(
+COPIED = re.compile(  # a command after words that introduce it, a flag and its value, a quoted name
     r"(?:(?<=[:;] )|(?<=\btype )|(?<=\buse )|(?<=\bas in )|(?<=\bor ))"
     r"(?:scoremode|pip|python|ray|iconv|git|hf) [^;,]*|--[a-z][\w-]* [^\s;,]+|(?<= )'[^']*'"
 )
-"""Parts of a line that people copy: a command after words that introduce it, a flag and its value, a quoted name."""
 
 
 class Results(io.TextIOWrapper):
@@ -101,15 +100,11 @@ def _escape(error: UnicodeError) -> tuple[str, int]:
 
 
 def for_terminal(line: str) -> str:
-    """A line for standard error. If that is a terminal, it breaks between words, and not where the terminal ends.
-
-    What is copied stays in one piece, however narrow the terminal is: commands, flags with values, paths.
-    """
+    """A line for standard error. If that is a terminal, it breaks between words that nobody copies together."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # standard error is closed
         if sys.stderr.isatty() and (width := columns_of(sys.stderr)):
             joined = COPIED.sub(lambda found: found[0].replace(" ", "\0"), line)
-            lines = wrap(joined, width, break_long_words=False, break_on_hyphens=False)
-            return "\n".join(lines).replace("\0", " ")
+            return "\n".join(wrap(joined, width, break_long_words=False, break_on_hyphens=False)).replace("\0", " ")
     return line
 
 
