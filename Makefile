@@ -43,7 +43,7 @@ $(VENV)/.triton: $(VENV)/.dev
 demo: $(VENV)/.core ## install, then make 8-bit and 4-bit versions of the embedded model and tell what that did to it
 	$(BIN)/python examples/emulate_quantization.py smollm2-135m runs/demo-models --bits 8 4
 	$(BIN)/scoremode compare smollm2-135m runs/demo-models/smollm2-135m-w8 runs/demo-models/smollm2-135m-w4 \
-	  --corpus python-docs --num-samples 20 --document-tokens 256 --context-length 256 --stride 256 \
+	  --corpus python-docs --num-samples 24 --document-tokens 192 --context-length 192 --stride 192 \
 	  --out runs/demo --fresh --report runs/demo.html
 	$(BIN)/scoremode prob smollm2-135m --prompt "The capital of France is" --target " Paris" --target " London" --target "Paris"
 
@@ -53,7 +53,7 @@ demo-formats: $(VENV)/.core ## install, then put a GGUF as llama.cpp serves it, 
 	cp "$$($(BIN)/python -c 'import scoremode.core.models.embedded as e; print(e.embedded_gguf())')" runs/demo-models/smollm2-135m-Q4_1.gguf
 	$(BIN)/scoremode compare smollm2-135m runs/demo-models/smollm2-135m-Q4_1.gguf \
 	  runs/demo-models/smollm2-135m-w8 runs/demo-models/smollm2-135m-w4 \
-	  --corpus python-docs --num-samples 20 --document-tokens 256 --context-length 256 --stride 256 \
+	  --corpus python-docs --num-samples 24 --document-tokens 192 --context-length 192 --stride 192 \
 	  --out runs/demo-formats --fresh --report runs/demo-formats.html
 
 # three processes on two cores, because much of the time is spent waiting for engines, servers and kills. One thread in

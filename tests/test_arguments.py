@@ -61,10 +61,10 @@ def test_errors_of_functions_name_arguments_and_not_flags(monkeypatch: pytest.Mo
 
 def test_without_a_text_the_default_one_is_taken_and_named() -> None:
     planned = sm.plan("table:uniform")
-    assert (planned["corpus"], planned["documents"]) == ("python-docs-short", 20)
-    note = "the default text: the first 1,000 characters of 20 documents of python-docs"
+    assert (planned["corpus"], planned["documents"]) == ("python-docs-short", 24)
+    note = "the default text: the first 800 characters of 24 documents of python-docs"
     assert planned["notes"] == [note]
-    assert sm.plan("table:uniform", num_samples=3)["notes"] == [note.replace("20", "3")]
+    assert sm.plan("table:uniform", num_samples=3)["notes"] == [note.replace("24", "3")]
     assert note in sm.ppl("table:uniform").manifest["notes"]
     with sm.open("table:uniform") as model:
         assert note in model.ppl().manifest["notes"]

@@ -17,6 +17,7 @@ from rich.text import Text
 from scoremode.reports.command import streams
 from scoremode.reports.terminal import console
 from tests import forked
+from tests.command_line import Command
 
 PROGRAM = f"{shlex.quote(sys.executable)} -c 'from scoremode.cli.main import entry; entry()'"
 PPL = "ppl table:uniform --text one"
@@ -55,6 +56,38 @@ def test_a_complaint_that_nobody_can_read_still_sets_the_exit_code(arguments: st
     done = run(arguments, redirection)
     assert (done.returncode, done.stderr) == (2, "")
     assert "scoremode: " not in done.stdout, "complaints do not go to standard output instead"
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_what_is_copied_from_a_line_is_in_one_piece(
+    width: int, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line that is no terminal's is not broken at all; a terminal's breaks between words that nobody copies."""
+    folder = tmp_path / ("a-folder-with-a-name-that-is-longer-than-any-terminal-" * 2)
+    folder.mkdir()
+    (latin := folder / "latin.txt").write_bytes(b"caf\xe9")
+    typed: list[tuple[list[object], list[str]]] = [
+        (["ppl", "table:uniform", "--quiet", "--corpus", latin], [f"iconv -f latin1 -t utf-8 {latin} > fixed.txt"]),
+        (["ppl", "table:uniform", "--quiet", "--corpus", folder / "not-there.txt"], [f"'{folder / 'not-there.txt'}'"]),
+        (["ppl", "table:uniform", "--quiet", "--text", "abc", "--out", latin], [str(latin)]),
+        (["cache", "--older-than", "30d"], ["scoremode cache prune --older-than …"]),
+        (["show", latin, "--json"], [f"scoremode report {latin} --json"]),
+        ([], ["scoremode ppl MODEL --corpus wikitext2"]),
+    ]
+    monkeypatch.setenv("COLUMNS", str(width))
+    for words, pieces in typed:
+        said = dict[bool, str]()
+        for is_terminal in (False, True):
+            with monkeypatch.context() as patched:
+                patched.setattr("sys.stderr.isatty", lambda is_terminal=is_terminal: is_terminal)
+                said[is_terminal] = command(*words).err
+        assert said[False].count("\n") == 1
+        lines = said[True].splitlines()
+        assert " ".join(lines) == said[False].removesuffix("\n")
+        for piece in pieces:
+            assert any(piece in line for line in lines), (piece, lines)
+        for line in lines:
+            assert len(line) <= width or " " not in line.strip() or any(piece in line for piece in pieces), line
 
 
 def test_a_run_is_kept_whole_where_no_stream_is_open(tmp_path: Path) -> None:

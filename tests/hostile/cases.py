@@ -242,6 +242,9 @@ TEXTS = [
     ("{text-empty.jsonl}", "text"),
     ("{later-number.jsonl}", "line 2"),
     ("{bad-utf8.jsonl}", "line 1"),
+    ("{chat-null.jsonl}", "content of message 1 is null"),
+    ("{chat-image.jsonl}", "message 1 has a part of type image_url"),
+    ("{chat-part.jsonl}", "a part without a type"),
     ("{no-text.jsonl} --field nope", "nope"),
     ("{no-text.parquet} --field nope", "nope"),
 ]

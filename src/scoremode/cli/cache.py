@@ -10,7 +10,7 @@ from typing import Any
 
 from scoremode.core.cache.entries import KINDS, Entry, cache_limit, entries, evict, mark_of
 from scoremode.core.cache.units import moment, parse_age, parse_size
-from scoremode.core.disk.folders import cache_folder
+from scoremode.core.disk.folders import ABOUT, cache_folder
 from scoremode.core.disk.manifests import is_line
 from scoremode.core.strict_json import read_object
 from scoremode.core.typed import typed
@@ -89,11 +89,16 @@ def _contents(entry: Entry) -> str:
     """Describes an entry by its manifest. Nothing is hashed, so an edit is not noticed."""
     mark = mark_of(entry.path)
     if not mark.exists():
-        return "unfinished"
+        return ": ".join(filter(None, ["unfinished", _named(entry.path / ABOUT)]))
+    return f"{mark.name} cannot be read" if (named := _named(mark)) is None else named
+
+
+def _named(file: Path) -> str | None:
+    """What a manifest, or the note in an unfinished entry, names; None if it cannot be read."""
     try:
-        found = read_object(mark)
+        found = read_object(file)
     except (OSError, ValueError):
-        return f"{mark.name} cannot be read"
+        return None
     found |= found["facts"] if isinstance(found.get("facts"), dict) else {}  # of an attribution
     return ", ".join(found[name] for name in NAMES if is_line(found.get(name)))
 

@@ -10,6 +10,8 @@ import pytest
 
 from scoremode.core.text import chat_templates
 from scoremode.core.text.chat_templates import SECONDS, render_template
+from scoremode.core.text.documents import as_template_takes, chat_document
+from scoremode.core.text.slices import Slicing
 from scoremode.core.text.tokenizer import HuggingFaceTokenizer
 from scoremode.errors import ModelError
 
@@ -42,6 +44,66 @@ THINKS = (
     "{% endgeneration %}{% if m.tool_calls %}{{ m.tool_calls | tojson(indent=2) }}{% endif %}{% endfor %}"
     "{{ tools is none }}{{ strftime_now('%Y') }}{{ undefined_name }}"
 )
+
+
+LLAMA_3 = (
+    "{{- bos_token }}{% for message in messages %}{% if 'tool_calls' in message %}{{- '<|start_header_id|>assistant' ~ "
+    "message.tool_calls[0].function.name ~ '<|eot_id|>' }}{% else %}{{- '<|start_header_id|>' + message['role'] + "
+    "'<|end_header_id|>\n\n'+ message['content'] | trim + '<|eot_id|>' }}{% endif %}{% endfor %}"
+)
+QWEN_3 = (
+    "{% for message in messages %}{% if message.content is string %}{% set content = message.content %}{% else %}"
+    "{% set content = '' %}{% endif %}{{ '<|im_start|>' + message.role + '\n' + content }}{% if message.tool_calls %}"
+    "{{ '<tool_call>' ~ message.tool_calls[0].function | tojson }}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+)
+OF_PARTS = (  # as those of models that see images
+    "{% for message in messages %}{{ '<start_of_turn>' + message.role + '\n' }}{% if message.content is string %}"
+    "{{ message.content }}{% else %}{% for part in message.content %}{% if 'image_url' in part %}"
+    "<image>{% elif part.type == 'text' %}{{ part.text | trim }}{% endif %}{% endfor %}{% endif %}"
+    "{% if message.tool_calls %}<call>{% endif %}<end_of_turn>{% endfor %}"
+)
+PARTS_ALONE = OF_PARTS.replace("message.content is string", "false")
+OF_USERS = OF_PARTS.replace("message.content is string", "message.role != 'user'")  # Llama 3.2 joins no other parts
+DEEPSEEK = (
+    "{% for m in messages %}{% if m['content'] is none %}<calls>{{ m.tool_calls[0].function.name }}{% else %}"
+    "{{ m.role + m['content'] }}{% endif %}{% endfor %}"
+)
+AS_JSON = "{% for message in messages %}{{ message.content | tojson }}{% endfor %}"
+PARTS: list[Any] = [{"type": "text", "text": "One type\n"}, {"type": "text", "text": "Two"}]
+CALL: Any = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+
+
+@pytest.mark.parametrize(
+    ("template", "joined"),
+    [
+        *((template, {"user", "assistant"}) for template in (None, CHATML, LLAMA, LLAMA_3, QWEN_3, DEEPSEEK, AS_JSON)),
+        *((template, set()) for template in (OF_PARTS, PARTS_ALONE)),
+        (OF_USERS, {"assistant"}),
+    ],
+)
+def test_parts_are_the_templates_or_joined(template: str | None, joined: set[str], tiny: Path) -> None:
+    """A template that prints a list as Python does, drops it, or fails, gets the texts with a newline in between."""
+    tokenizer = HuggingFaceTokenizer.load(tiny)
+    tokenizer.hf.chat_template = template or tokenizer.hf.chat_template
+    chat: list[Any] = [{"role": role, "content": PARTS} for role in ("user", "assistant")]
+    expected = [{**m, "content": "One type\n\nTwo"} if m["role"] in joined else m for m in chat]
+    theirs = tokenizer.hf.apply_chat_template(expected, tokenize=False)
+    document = chat_document(chat, tokenizer, Slicing(()), assistant_only=False)
+    assert document.text == theirs
+    assert document.text.count("One type") == document.text.count("Two") == 2
+    assert as_template_takes(CHAT, tokenizer, open_turn=False) is CHAT
+
+
+@pytest.mark.parametrize("template", [None, CHATML, LLAMA, LLAMA_3, QWEN_3, OF_PARTS, PARTS_ALONE, DEEPSEEK])
+def test_null_beside_tool_calls_is_never_written_as_a_word(template: str | None, tiny: Path) -> None:
+    tokenizer = HuggingFaceTokenizer.load(tiny)
+    tokenizer.hf.chat_template = template or tokenizer.hf.chat_template
+    chat: list[Any] = [{"role": "user", "content": "Call f."}, CALL]
+    text = chat_document(chat, tokenizer, Slicing(()), assistant_only=False).text
+    assert "None" not in text
+    stays = template in (DEEPSEEK, QWEN_3)
+    expected = chat if stays else [chat[0], {**CALL, "content": ""}]
+    assert text == tokenizer.hf.apply_chat_template(expected, tokenize=False)
 
 
 @pytest.mark.parametrize("template", [None, CHATML, LLAMA, THINKS])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import sys
 import types
 from pathlib import Path
@@ -18,8 +19,10 @@ from hypothesis import strategies as st
 
 from scoremode.core import extensions
 from scoremode.core.installation import pip_install
+from scoremode.core.models.facts import resolve
 from scoremode.core.text.corpus import Corpus, CorpusKind, load
 from scoremode.core.text.files import Row
+from scoremode.core.text.tokenizer import HuggingFaceTokenizer
 from scoremode.errors import CorpusError, OptionError
 from tests.memory import measured_alone, peak_of
 
@@ -119,7 +122,20 @@ def test_python_docs_are_the_topics_of_pydoc_in_a_fixed_order() -> None:
 
     corpus = load("python-docs")
     assert (corpus.layout, rows(corpus)) == ("documents", [topics[name] for name in sorted(topics)])
-    assert rows(load("python-docs-short")) == [topics[name][:1000] for name in sorted(topics)[:20]]
+    long = [name for name in sorted(topics) if len(topics[name]) >= 800]
+    assert rows(load("python-docs-short")) == [topics[name][:800] for name in long[:24]]
+
+
+def test_texts_that_are_ours_to_choose_tell_as_much_as_20_equal_documents() -> None:
+    """The default text, and the demo's: fewer tell little, and of fewer than ten nothing is claimed."""
+    makefile = (Path(__file__).parents[3] / "Makefile").read_text()
+    demos = set(re.findall(r"--corpus python-docs --num-samples (\d+) --document-tokens (\d+) ", makefile))
+    [(count, longest)] = demos
+    tokenizer = HuggingFaceTokenizer.load(resolve("smollm2-135m"))
+    texts = [(load("python-docs-short"), None), (load("python-docs", num_samples=int(count)), int(longest))]
+    for corpus, most in texts:
+        targets = [len(tokenizer.encode(text, special=False).ids[:most]) - 1 for text in corpus.texts()]
+        assert sum(targets) ** 2 / sum(n**2 for n in targets) >= 20
 
 
 def test_wikitext2_has_the_same_rows_from_a_file_from_parquet_and_from_the_hub(

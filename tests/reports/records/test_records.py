@@ -16,7 +16,16 @@ import pytest
 
 import scoremode as sm
 from scoremode.core.disk.manifests import is_sealed, sealed
-from scoremode.reports.records.reading import _named, blocks, distinct_names, facts, group_notes, grouped, read
+from scoremode.reports.records.reading import (
+    _named,
+    blocks,
+    distinct_names,
+    facts,
+    group_notes,
+    group_table,
+    grouped,
+    read,
+)
 from tests.command_line import Command, Refused
 
 BASE, CANDIDATE = "table:uniform", "table:successor"
@@ -173,6 +182,15 @@ def test_groups_are_made_by_proof(written: Write, record: dict[str, Any]) -> Non
         "another baseline's K/V cache (k q4_0 v f16, not none)",
         "another vocabulary",
     ]
+
+
+def test_a_row_has_the_dtype_of_its_candidate(written: Write, command: Command) -> None:
+    """One file in two dtypes: two rows that differ. The baseline's dtype is in the heading alone."""
+    files = [written(dtype, dtype=dtype, format="safetensors float32", engine="table") for dtype in ("float32", "bf16")]
+    (group,) = grouped(read(list(map(str, files)))).groups
+    shown = [cell.text for cell in group_table(group).columns[0].cells if cell is not None]
+    assert shown == [f"safetensors float32, table, dtype {dtype}" for dtype in ("float32", "bf16")]
+    assert "(table float64)" in command("report", *files).out.splitlines()[0]
 
 
 def test_equal_names_have_their_files(written: Write) -> None:

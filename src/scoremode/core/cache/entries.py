@@ -49,7 +49,7 @@ MARKS = {
 KINDS = tuple(MARKS)
 LIMITED = tuple(kind for kind in KINDS if kind != "models")  # what the limit applies to
 JOURNALS = {JOURNAL, folders.PARTIAL_ATTRIBUTION}
-OUR_FILES = {*MARKS.values(), *JOURNALS, LOCK, folders.SCORES, folders.RESULTS, folders.PLACE}
+OUR_FILES = {*MARKS.values(), *JOURNALS, LOCK, folders.SCORES, folders.RESULTS, folders.PLACE, folders.ABOUT}
 OUR_PATTERN = re.compile(r"\.scoremode-([0-9a-f]{16}|part)\.tmp|[a-z_]+\.(bin|wide)")  # unfinished; columns of tokens
 OF_MODELS = re.compile(
     r"((generation_|tokenizer_)?config|tokenizer|special_tokens_map|added_tokens|vocab)\.json|merges\.txt|"

@@ -24,6 +24,7 @@ TEMPORARY = re.compile(r"\.scoremode-[0-9a-f]{16}\.tmp")  # files that are still
 MANIFEST, SCORES, JOURNAL = "manifest.json", "scores.parquet", "partial.journal"  # of a run
 RESULTS = "results.jsonl"  # of pairs, beside a manifest and a journal
 PLACE = ".place.json"  # in the work folder of a run behind a URI: that URI, and the id of the folder
+ABOUT = ".about.json"  # in an entry of the cache that is not finished: what a user would call it
 
 ROLLOUTS, TEXTS, PARTIAL_TEXTS = "rollouts.json", "texts.parquet", "partial.rollouts"  # of texts that a model wrote
 ATTRIBUTION, PARTIAL_ATTRIBUTION = "attribution.json", "attribution.journal"  # of an attribution

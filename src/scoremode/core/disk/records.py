@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from scoremode.core.reading import open_regular
 from scoremode.core.strict_json import parse
@@ -37,6 +37,8 @@ SEARCHED = 1 << 24  # bytes after an incomplete record that are searched for oth
 
 class RecordFile:
     """The records of one computation. The caller must hold a lock, because two writers would mix their records."""
+
+    any_kept: ClassVar[bool] = False  # has this process written a record? The line on Ctrl-C says so
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
         """Creates the file, or opens it to resume. Raises RunError if it belongs to another computation."""
@@ -74,6 +76,7 @@ class RecordFile:
         at, length = self.end, sum(memoryview(part).nbytes for part in parts)
         head = HEAD.pack(MAGIC, number, length, self._checksum(number, length, parts))
         self._write(head, *parts)
+        RecordFile.any_kept = True
         self.end = at + HEAD.size + length
         return at
 

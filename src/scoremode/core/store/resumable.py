@@ -20,7 +20,7 @@ import msgspec
 
 from scoremode.core.cache.entries import cache_limit, is_cached, make_room, mark_used
 from scoremode.core.disk.files import write_atomically
-from scoremode.core.disk.folders import LOCK, Mark, give_another, own_files, remove_files
+from scoremode.core.disk.folders import ABOUT, LOCK, Mark, give_another, own_files, remove_files
 from scoremode.core.disk.locks import Lock
 from scoremode.core.disk.manifests import differing_fields, is_manifest, read_sealed, write_sealed
 from scoremode.core.disk.records import RecordFile, first_line, has_records, identity_in, is_record_file
@@ -145,10 +145,10 @@ class Resumable(Generic[Finished]):
             )
 
     # ── write ────────────────────────────────────────────────────────────────────────────────────────────────────────
-    def begin(self) -> None:
+    def begin(self, about: Mapping[str, str] | None = None) -> None:
         """Take over what is there. Call it when the model is ready: if it does not start, nothing is lost.
 
-        The journal stays if it is this result's.
+        The journal stays if it is this result's. ``about``: what the cache's list says of it until it is finished.
         """
         assert self._lock is not None, "there is no lock"
         self._present()  # raises if somebody put a file of their own there meanwhile
@@ -157,6 +157,8 @@ class Resumable(Generic[Finished]):
             write_atomically(path, first_line(self._header()))
         if fresh or not self.keeps_journal:
             self._discard(fresh=fresh)
+        if about is not None and is_cached(self.folder):
+            write_atomically(self.folder / ABOUT, msgspec.json.encode(about))
 
     def _discard(self, *, fresh: bool) -> None:
         """Remove the files of another result, or of a result that is made again."""
@@ -183,6 +185,8 @@ class Resumable(Generic[Finished]):
         whole = write_sealed(self.folder / self.manifest, manifest, self.form)
         if not self.keeps_journal:
             self._remove_journal()
+        if is_cached(self.folder):
+            self._remove(ABOUT)
         make_room(self.folder)
         return whole
 

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate, islice, pairwise
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -159,6 +159,7 @@ def chat_document(
 
     It is divided into roles; with ``assistant_only``, the assistant's turns alone are, and are scored.
     """
+    messages = as_template_takes(messages, tokenizer, open_turn=False)
     text = tokenizer.render_chat(messages, open_turn=False)
     if not assistant_only:
         spans = message_slices(messages, tokenizer, text, slicing)
@@ -180,6 +181,46 @@ def chat_document(
         raise ModelError("a chat row has no assistant turn", fix="remove the row, or score without --assistant-only")
     divided = [span for turn in turns for span in slicing.turn(text, *turn)]
     return Document(text, scored_spans=tuple(turns), slices=slicing.document(text, divided, outside=TEMPLATE))
+
+
+def as_template_takes(messages: list[Message], tokenizer: TextTokenizer, *, open_turn: bool) -> list[Message]:
+    """Contents as the chat template writes them, which a probe shows: parts, or their texts joined as vLLM joins them.
+
+    Null stays, unless the template fails on it or writes "None": then it becomes an empty text.
+    """
+    plain: list[Message] = [{**message, "content": "\n".join(_texts_in(message))} for message in messages]
+    if plain == messages:
+        return messages
+
+    def rendered(index: int, content: Any) -> str:
+        try:
+            changed: list[Message] = [*plain[:index], {**plain[index], "content": content}, *plain[index + 1 :]]
+            return tokenizer.render_chat(changed, open_turn=open_turn)
+        except ModelError:
+            return ""
+
+    takes_parts, taken = dict[str, bool](), list(plain)  # by role
+    first, second = "".join(PROBES), "".join(PROBES[::-1])
+    for index, message in enumerate(messages):
+        role, content = message["role"], message["content"]
+        if isinstance(content, list):
+            if role not in takes_parts:
+                between, found, _ = rendered(index, _parts(first, second)).partition(first)[2].partition(second)
+                takes_parts[role] = bool(found) and "type" not in between  # else it writes lists as Python or JSON does
+            if takes_parts[role]:  # without empty fields, which Parquet adds: some templates ask whether there is one
+                taken[index] = {**message, "content": _parts(*_texts_in(message))}
+        elif content is None and rendered(index, None) not in ("", rendered(index, "None")):
+            taken[index] = message
+    return taken
+
+
+def _texts_in(message: Message) -> list[str]:
+    content = message["content"]
+    return [content] if isinstance(content, str) else [part["text"] for part in content or ()]
+
+
+def _parts(*texts: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": text} for text in texts]
 
 
 def assistant_turn(messages: list[Message], index: int, tokenizer: TextTokenizer, text: str) -> tuple[int, int] | None:
@@ -253,7 +294,7 @@ def _rewritten_turn(messages: list[Message], index: int, tokenizer: TextTokenize
 
 def _with_probe(message: Message, text: str) -> tuple[str, Message]:
     probe = next((one for one in PROBES if one not in text), PROBES[0])
-    return probe, {**message, "content": probe}
+    return probe, {**message, "content": _parts(probe) if isinstance(message["content"], list) else probe}
 
 
 # ── words ────────────────────────────────────────────────────────────────────────────────────────────────────────────

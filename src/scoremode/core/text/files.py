@@ -22,14 +22,14 @@ from scoremode.core import strict_json
 from scoremode.core.hub import explain_hub_error, offline_if_unreachable, quiet
 from scoremode.core.installation import pip_install
 from scoremode.core.reading import numbered_lines, open_regular, read_text
-from scoremode.errors import CorpusError, did_you_mean
+from scoremode.errors import CorpusError, did_you_mean, shortened
 
 
 class Message(TypedDict):
     """A message of a conversation. There may be more fields, which a chat template may read."""
 
     role: str
-    content: str
+    content: str | list[dict[str, Any]] | None  # a text, parts of type "text", or null beside tool calls
 
 
 Row = str | list[Message]
@@ -226,7 +226,7 @@ def _kind(value: Any) -> str:
 # ── conversations ────────────────────────────────────────────────────────────────────────────────────────────────────
 class _Message(msgspec.Struct):
     role: Annotated[str, msgspec.Meta(pattern=r"\S")]
-    content: str
+    content: str | list[dict[str, Any]] | None
 
 
 def _check_messages(messages: list[Any], where: str) -> None:
@@ -240,6 +240,16 @@ def _check_messages(messages: list[Any], where: str) -> None:
         raise CorpusError(HALF_PAIR.format(where), fix="fix or remove the row") from None
     except (TypeError, ValueError) as error:  # a Parquet file may contain dates and bytes
         raise CorpusError(f"{where} is not a conversation ({error})", fix=MESSAGES_LIKE) from None
+    for number, message in enumerate(messages, 1):
+        content = message["content"]
+        if content is None and not message.get("tool_calls"):
+            what = f"{where}: content of message {number} is null, and there are no tool_calls"
+            raise CorpusError(what, fix='remove the row, or give "content": ""')
+        for part in content if isinstance(content, list) else ():
+            if part.get("type") != "text" or not isinstance(part.get("text"), str):
+                kind = f"of type {shortened(str(part['type']))}" if "type" in part else "without a type"
+                what = f"{where}: message {number} has a part {kind}, and only parts of type text are scored"
+                raise CorpusError(what, fix='remove the row, or give parts like {"type": "text", "text": "…"}')
 
 
 # ── Parquet ──────────────────────────────────────────────────────────────────────────────────────────────────────────

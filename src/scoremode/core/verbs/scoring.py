@@ -181,7 +181,8 @@ class UnfinishedRun:
         progress: Progress | None = None,
     ) -> None:
         check_fits(asked.plan, engine.facts.vocabulary, engine.facts.context_length)
-        claim.begin()
+        shown = {"corpus": asked.corpus.name, "method": asked.plan.method, "engine": engine.facts.engine}
+        claim.begin({"model": asked.subject.name, **shown})
         self.asked, self.engine, self.claim = asked, engine, claim
         self.progress = progress
         self.journal = Journal(claim.folder / runs.JOURNAL, claim.identity, asked.plan.target_counts)

@@ -19,7 +19,7 @@ from typing import Any
 RESUME = "what was scored is kept: run the same command again to resume"
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "the terminal was closed"}
 LINE_START = "\r\x1b[K\x1b[?25h"  # a progress bar leaves a half line and hides the cursor
-_kept = [RESUME]  # what the line says at its end
+_advice = [""]  # what the line says at its end, of a command that keeps nothing
 _received: list[int] = []
 _replaced: dict[int, Any] = {}
 _terminal = [2]  # standard error; then a copy, because an engine that starts redirects descriptor 2
@@ -31,16 +31,18 @@ class Stopped(KeyboardInterrupt):
 
 def nothing_is_kept(advice: str) -> None:
     """Tells an interrupted user that there is nothing to resume, and what to type to have it next time."""
-    _kept[:] = [f"nothing was kept: {advice}"]
+    _advice[:] = [f"nothing was kept: {advice}"]
 
 
 def everything_is_kept() -> None:
-    """Tells an interrupted user to resume: so begins every command, of which a process may run several."""
-    _kept[:] = [RESUME]
+    """Tells an interrupted user to resume, if something was scored: so begins each of the commands of a process."""
+    _advice[:] = [""]
 
 
 def line(number: int = signal.SIGINT) -> str:
-    return f"{WORDS[signal.Signals(number)]}; {_kept[0]}"
+    records = getattr(sys.modules.get("scoremode.core.disk.records"), "RecordFile", None)  # no imports in a handler
+    kept = RESUME if getattr(records, "any_kept", False) else "nothing new was kept yet"
+    return f"{WORDS[signal.Signals(number)]}; {_advice[0] or kept}"
 
 
 def exit_code() -> int | None:

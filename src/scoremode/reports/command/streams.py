@@ -14,6 +14,7 @@ import errno
 import io
 import logging
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -23,6 +24,10 @@ from typing import Any, TextIO
 from scoremode.errors import LOGGER, InputError, columns_of, escape, escaped, one_line
 
 ESCAPE = "scoremode-escape"  # the error handler for characters that an encoding lacks
+COPIED = re.compile(  # a command after words that introduce it, a flag and its value, a quoted name
+    r"(?:(?<=[:;] )|(?<=\btype )|(?<=\buse )|(?<=\bas in )|(?<=\bor ))"
+    r"(?:scoremode|pip|python|ray|iconv|git|hf) [^;,]*|--[a-z][\w-]* [^\s;,]+|(?<= )'[^']*'"
+)
 
 
 class Results(io.TextIOWrapper):
@@ -95,10 +100,11 @@ def _escape(error: UnicodeError) -> tuple[str, int]:
 
 
 def for_terminal(line: str) -> str:
-    """A line for standard error. If that is a terminal, it breaks between words, and not where the terminal ends."""
+    """A line for standard error. If that is a terminal, it breaks between words that nobody copies together."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # standard error is closed
         if sys.stderr.isatty() and (width := columns_of(sys.stderr)):
-            return "\n".join(wrap(line, width, break_long_words=False, break_on_hyphens=False))
+            joined = COPIED.sub(lambda found: found[0].replace(" ", "\0"), line)
+            return "\n".join(wrap(joined, width, break_long_words=False, break_on_hyphens=False)).replace("\0", " ")
     return line
 
 

@@ -111,6 +111,11 @@ class Record(NamedTuple):
     about: object  # the candidate and the question
 
     @property
+    def line(self) -> str:
+        """How it was served: the format of its file, the engine, and the dtype that was computed in."""
+        return ", ".join(filter(None, [self.served.line, self.its.dtype and f"dtype {self.its.dtype}"]))
+
+    @property
     def baseline_versions(self) -> Mapping[str, str]:
         return {**self.its.baseline_versions, "device": self.its.baseline_device or "unknown"}
 
@@ -349,10 +354,10 @@ def details(its: Form) -> dict[str, str]:
 def group_table(group: Group, links: Sequence[str] = ()) -> Table:
     """The records of a group, one row each; ``links`` lead to their files."""
     records, names = group.records, distinct_names(group.records)
-    abouts = [(one.served.line or "how it was served", details(one.its)) for one in records]
+    abouts = [(one.line or "how it was served", details(one.its)) for one in records]
     rows = [Row(names[i], link=links[i] if links else "", details=abouts[i]) for i in range(len(records))]
     columns = [
-        words("format", [one.served.line or NOTHING for one in records], page="", leaves=1),
+        words("format", [one.line or NOTHING for one in records], page="", leaves=1),
         Column("bits", [size_and_bits(one.served) for one in records], page="Bits/weight, size"),
     ]
     for statistic in (BY_NAME[name] for name in SHOWN):

@@ -181,7 +181,7 @@ def _swapped(
         units = units_of({name: one.shape for name, one in own.items()}, by, swaps.layers_name)
         choices = Choices(candidates, own, units, str(swaps.model.config.to_dict().get("model_type", "")))
         choices.check(budget)
-        folder.begin()
+        folder.begin({"baseline": short(subject.name), "corpus": asked.corpus.name})
         measurement = SwapMeasurement(swaps, candidates, plan, cells=cells, folder=folder, progress=progress)
         measurement.measure([candidate.job(unit) for candidate in candidates for unit in (*units, None)])
         measured = tuple(_candidate(candidate, own, units, measurement) for candidate in candidates)

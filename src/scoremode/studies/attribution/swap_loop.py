@@ -202,9 +202,9 @@ class AttributionFolder(Resumable[bool]):
             raise RunError(f"{self.folder} contains {ATTRIBUTION} without its journal", fix=AGAIN)
         return True
 
-    def begin(self) -> None:
+    def begin(self, about: Mapping[str, str] | None = None) -> None:
         """Takes the folder over when the model is ready; ``records`` has what was measured before."""
-        super().begin()
+        super().begin(about)
         self.records = {number: body for number, _, body in self.open_journal().replay()}
 
     def add(self, number: int, body: bytes) -> None:

@@ -25,7 +25,7 @@ from scoremode.core import strict_json
 from scoremode.core.disk.files import file_sha256
 from scoremode.core.disk.folders import ROLLOUTS
 from scoremode.core.text.corpus import Corpus, CorpusKind
-from scoremode.core.text.documents import RereadDocuments
+from scoremode.core.text.documents import RereadDocuments, as_template_takes
 from scoremode.core.text.files import Message, check_readable, checked_row, is_text, lines_of, text_in_file
 from scoremode.core.text.slices import SliceRule
 from scoremode.core.text.tokenizer import TextTokenizer
@@ -137,7 +137,8 @@ def encoded(prompts: Prompts, tokenizer: TextTokenizer) -> list[tuple[str, Ids]]
         if isinstance(prompt.content, str):
             text, special = prompt.content, True
         else:
-            text, special = tokenizer.render_chat(prompt.content, open_turn=True), False
+            messages = as_template_takes(prompt.content, tokenizer, open_turn=True)
+            text, special = tokenizer.render_chat(messages, open_turn=True), False
         ids = tokenizer.encode(text, special=special).ids
         if not len(ids):
             raise InputError(f"prompt {number} has no token", fix="give a text, or remove it")

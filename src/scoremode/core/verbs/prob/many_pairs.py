@@ -132,7 +132,7 @@ def _score(lm: SequenceProbability, pairs: Pairs, kept: KeptResults, progress: P
     begins = range(0, len(pairs), CHUNK)
     # the engine has room for the longest pair of all chunks, even if its chunk is done
     lm.open(max(longest_of(encoded(begin)) for begin in begins), progress)
-    kept.begin()
+    kept.begin({"model": lm.held.subject.name, "corpus": f"{len(pairs):,} pairs", "engine": lm.held.engine_name})
     records = kept.open_journal()
     places = {number: at for number, at, _ in records.replay()}
     for number, begin in enumerate(begins):
