@@ -7,14 +7,10 @@ not exist stays as it is, and the strict build fails on it.
 
 from __future__ import annotations
 
-import html
-import inspect
 import posixpath
 import re
 from pathlib import Path
-from typing import Any
 
-from griffe import Extension
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -27,8 +23,6 @@ PUBLISHED = {
     "SECURITY.md": "security.md",
 }
 LINK = re.compile(r"(?<=\]\()(?P<path>[^)#\s:]+)(?P<anchor>#[^)\s]*)?(?=\))")
-ARGUMENTS = "<!-- docs/hooks.py writes the tables of arguments here -->"
-DOCTEST = re.compile(r"^(?P<indent> *)>>> .*(?:\n(?P=indent)\S.*)*", re.MULTILINE)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -55,69 +49,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return f"{config.repo_url}/blob/main/{target}{anchor}"
         return found[0]
 
-    markdown = LINK.sub(lead, markdown)
-    return markdown.replace(ARGUMENTS, argument_tables()) if page.file.src_uri == "api.md" else markdown
+    return LINK.sub(lead, markdown)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     """Without this mark, the theme asks GitHub for the number of stars on every page."""
     return output.replace('data-md-component="source"', "")
-
-
-def argument_tables() -> str:
-    """Every argument of a question, of an engine and of replicas, each with an anchor that signatures link to."""
-    from scoremode.core.engine.registry import all_options
-    from scoremode.core.text.corpus import TextArguments
-    from scoremode.core.verbs.arguments import QuestionArguments
-    from scoremode.core.verbs.compare import OutputArguments
-    from scoremode.core.verbs.reference import FileArguments
-    from scoremode.core.verbs.replicas import SpreadArguments
-
-    owners = [("Of a text", TextArguments), ("Of a question", QuestionArguments)]
-    owners += [("Of a reference", FileArguments), ("Of a comparison", OutputArguments)]
-    owners += [("Of replicas", SpreadArguments)]
-    parts = []
-    for title, owner in owners:
-        lines = re.findall(r"^    (\w+): ([^#\n]+?)(?:  # (.*))?$", inspect.getsource(owner), re.MULTILINE)
-        parts.append(_table(title, [(name, kind, about) for name, kind, about in lines]))
-    options = [
-        (name, f"{option.kind} | None", f"{option.details.help} ({', '.join(engines)})")
-        for name, (engines, option) in sorted(all_options().items())
-    ]
-    return "\n\n".join([*parts, _table("Of engines", options)])
-
-
-def _table(title: str, rows: list[tuple[str, str, str]]) -> str:
-    """A table of arguments: name, type, meaning."""
-    lines = [f"### {title}", "", "| argument | type | meaning |", "|---|---|---|"]
-    for name, kind, about in rows:
-        cells = (f"`{kind}`".replace("|", "\\|"), html.escape(about).replace("|", "\\|"))
-        lines.append(f'| <a id="argument-{name}"></a>`{name}` | {cells[0]} | {cells[1]} |')
-    return "\n".join(lines)
-
-
-class DoctestsAsCode(Extension):
-    """Docstrings are plain text with doctests: show these as code, and a role such as :func:`ask` as its name."""
-
-    def on_object(self, *, obj: Any, **_: Any) -> None:
-        if obj.docstring:
-            text = re.sub(r":(?:func|class|mod|meth):(?=`)", "", obj.docstring.value)
-            obj.docstring.value = DOCTEST.sub(_fenced, text)
-        groups = [str(p.annotation) for p in getattr(obj, "parameters", ()) if "Unpack[" in str(p.annotation)]
-        if groups and obj.docstring:
-            obj.docstring.value += "\n\n" + _linked(groups[0])
-
-
-def _linked(annotation: str) -> str:
-    """The arguments that a function takes besides those of its signature, each a link to the table."""
-    from scoremode.core.verbs import arguments, compare, reference, session
-
-    group = re.findall(r"\w+", annotation)[-1]
-    homes = (arguments, compare, reference, session)
-    names = next(vars(home)[group].__annotations__ for home in homes if group in vars(home))
-    # HTML, because mkdocstrings puts the function's name in front of the anchors of Markdown links
-    return "More arguments: " + ", ".join(f'<a href="#argument-{n}"><code>{n}</code></a>' for n in names) + "."
-
-
-def _fenced(found: re.Match[str]) -> str:
-    return f"{found['indent']}```pycon\n{found[0]}\n{found['indent']}```"

@@ -1,8 +1,8 @@
-"""Writes what is made from the engines' options: a TypedDict for editors and type checkers, and tables for the docs.
+"""Writes what is made from declarations of arguments: types and texts for editors, tables for docs, docs/api.md.
 
-    python -m tests.engines.option_docs        # after an option was added to an engine; ``make format`` does it too
+    python -m tests.engines.option_docs        # after an argument changed; ``make format`` does it too
 
-At run time the options themselves decide; a test compares these files with them.
+At run time the declarations themselves decide; a test compares these files with them.
 """
 
 from __future__ import annotations
@@ -10,32 +10,55 @@ from __future__ import annotations
 import re
 from importlib.metadata import entry_points
 from pathlib import Path
+from textwrap import fill
 
 from scoremode.core.engine.options import KnownOption
 from scoremode.core.engine.registry import GROUP, all_options, known_engines
+from scoremode.core.verbs.shared_flags import argument_texts
+from tests import api_docs
 
 ROOT = Path(__file__).parents[2]
-FILE = ROOT / "src" / "scoremode" / "core" / "verbs" / "arguments.py"
+VERBS = ROOT / "src" / "scoremode" / "core" / "verbs"
+OPTIONS = VERBS / "engine_options.pyi"
+FILES = (VERBS / "arguments.py", VERBS / "replicas.py", ROOT / "src" / "scoremode" / "core" / "text" / "corpus.py")
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-FIELDS = re.compile(r'(class EngineOptionArguments.*?"""\n\n).*?(?=\n\n)', re.DOTALL)
-TYPES = {"Pairs": "Mapping[str, Plain] | Pairs"}
+GROUPS = re.compile(r'(class (?:Text|Question|Spread)Arguments\(.*\n    """.*"""\n\n)((?:    .*\n)+)')
+FIELD = re.compile(r'^(    (\w+): .*\n)(?:    """[\s\S]*?"""\n)?', re.MULTILINE)
+INDENT = " " * 4
+HEAD = '''\
+"""The options of the built-in engines, for editors and type checkers: written by ``make format``."""
+
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
+
+from scoremode.core.engine.options import Pairs, Plain
+
+class EngineOptionArguments(TypedDict, total=False):
+    """Options of an engine, by name. None means: the engine's own choice."""
+
+'''
 
 
-def source() -> str:
-    """The text of core/verbs/arguments.py, with the fields of EngineOptionArguments written anew."""
+def options_stub() -> str:
+    """The text of core/verbs/engine_options.pyi."""
     brought = {point.name for point in entry_points(group=GROUP)}  # engines of other packages
-    lines = [
-        f"    {name}: {_type(option)} | None"
-        for name, (engines, option) in sorted(all_options().items())
-        if set(engines) - brought
-    ]
-    return FIELDS.sub(lambda found: found[1] + "\n".join(lines), FILE.read_text())
+    options = {name: option for name, (engines, option) in sorted(all_options().items()) if set(engines) - brought}
+    return HEAD + with_texts("".join(f"    {n}: {option.type_in_python()} | None\n" for n, option in options.items()))
 
 
-def _type(option: KnownOption) -> str:
-    """The type of an option in Python, without None."""
-    several = f" | Sequence[{option.kind}]" if option.details.cache_part else ""
-    return TYPES.get(option.kind, option.kind) + several
+def with_texts(fields: str) -> str:
+    """Fields of a TypedDict, each with what it does below it: there editors look for it."""
+
+    def written(field: re.Match[str]) -> str:
+        about = f'"""{argument_texts()[field[2]]}"""'
+        return field[1] + fill(about, 120, initial_indent=INDENT, subsequent_indent=INDENT) + "\n"
+
+    return FIELD.sub(written, fields)
+
+
+def groups(source: str) -> str:
+    """A module with the texts of its groups of arguments written anew."""
+    return GROUPS.sub(lambda group: group[1] + with_texts(group[2]), source)
 
 
 def docs_table(engine: str) -> str:
@@ -68,12 +91,17 @@ def docs(page: str) -> str:
     return re.sub(r"(<!-- options of (\w+) -->).*?<!-- end -->", written, page, flags=re.DOTALL)
 
 
+def made_files() -> dict[Path, str]:
+    """Every file of which a part is made, with its text."""
+    made = {OPTIONS: options_stub(), **{file: groups(file.read_text()) for file in FILES}}
+    return made | {page: docs(page.read_text()) for page in PAGES} | {api_docs.PAGE: api_docs.page()}
+
+
 def main() -> None:
-    """Write core/verbs/arguments.py, and the tables on the pages that have one."""
-    FILE.write_text(source())
-    for page in PAGES:
-        if (text := page.read_text()) != (written := docs(text)):
-            page.write_text(written)
+    """Write the files that are not up to date."""
+    for path, text in made_files().items():
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
 
 
 if __name__ == "__main__":

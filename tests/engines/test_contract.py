@@ -77,7 +77,7 @@ def test_one_line_gives_flag_help_argument_docs_and_identity() -> None:
     run = sm.ppl("table:uniform", text="any text", sharpness=5, fresh=True)  # type: ignore[call-arg]
     assert run.manifest["identity"]["settings"] == {"sharpness": 5}
     assert "| `--sharpness N` | `sharpness` | how sharp |" in option_docs.docs_table("table")
-    assert "sharpness: int | None" in option_docs.source()
+    assert "sharpness: int | None" in option_docs.options_stub()
     with pytest.raises(OptionError, match="--sharpness 0 is not above 0"):
         sm.ppl("table:uniform", text="any text", sharpness=0)  # type: ignore[call-arg]
     with pytest.raises(OptionError, match="sharpness is 'x', which is not a whole number"):
@@ -86,10 +86,9 @@ def test_one_line_gives_flag_help_argument_docs_and_identity() -> None:
 
 def test_the_type_of_all_arguments_and_the_tables_in_the_docs_are_up_to_date() -> None:
     """``make format`` writes them."""
-    assert option_docs.FILE.read_text() == option_docs.source()
+    assert [path.name for path, text in option_docs.made_files().items() if path.read_text() != text] == []
     assert get_type_hints(EngineOptionArguments).keys() == all_options().keys()
     text = "".join(page.read_text() for page in option_docs.PAGES)
-    assert option_docs.docs(text) == text
     with_options = {name for name, plugin in known_engines().items() if plugin.options.known()}
     assert sorted(re.findall(r"<!-- options of (\w+) -->", text)) == sorted(with_options)
 
@@ -132,6 +131,18 @@ def test_signatures_name_their_arguments(function: Any) -> None:
     assert set(EngineOptionArguments.__annotations__) <= found.parameters.keys()
     for method in (sm.Model.ppl, sm.Model.reference, sm.Model.compare, noise_of_model):
         assert set(QUESTION) <= inspect.signature(method).parameters.keys()
+
+
+@pytest.mark.parametrize("name", [n for n in sm.__all__ if inspect.isfunction(getattr(sm, n))])
+def test_help_says_what_every_argument_does(name: str) -> None:
+    """In the text of the docstring, or in the list that is made of the declarations; so do editors, from the source."""
+    function = getattr(sm, name)
+    text = inspect.getdoc(function) or ""
+    silent = {p for p in inspect.signature(function).parameters if not re.search(rf"\b{p}\b", text)}
+    assert silent <= {"words", "others", "details", "arguments", "options", "found", "candidates", "model"}
+    for argument, about in (("context_length", "tokens per window"), ("n_ubatch", "most tokens that are computed")):
+        shown = f"\n    {argument}: {about}" in text
+        assert shown == (argument in inspect.signature(function).parameters)
 
 
 # ── capabilities ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -79,7 +79,7 @@ def build_parser(wanted: str | None = None) -> Parser:
 
 @typed
 def completion(shell: str) -> str:
-    """Returns the script that completes commands in bash, zsh or fish; it needs the package shtab.
+    """Returns the script that completes commands in ``shell`` (bash, zsh or fish); it needs the package shtab.
 
     >>> "scoremode" in completion("bash")
     True

@@ -33,7 +33,7 @@ CANDIDATES_FAILED = 2  # the exit code
 
 
 class CompareVerb(Verb):
-    summary = "what changed between a baseline and its candidates, with errors"
+    summary = "what changed between a baseline and its candidates, with error bars"
     examples = (
         "scoremode compare org/model model-Q4_K_M.gguf --corpus wikitext2",
         "scoremode compare reference/ org/model-W4A16 --report report.html",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scoremode.core import extensions
+from scoremode.core.verbs.shared_flags import RUN
 from scoremode.errors import InputError, OptionError
 from scoremode.reports.command import flags
 from scoremode.reports.command.output import print_blocks, print_json_list, progress_bar, show
@@ -34,9 +35,7 @@ class PplVerb(Verb):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         flags.add_model(parser, several=True)
         keep = parser.add_argument_group("run")
-        several = "(of several questions, each has a folder in DIR)"
-        flags.add(keep, {"--out DIR": f"keep the run there; an interrupted one resumes {several}"})
-        flags.add(keep, {"--fresh": "score again even if a run is there, and replace it"})
+        flags.add(keep, {**RUN, "--out DIR": f"{RUN['--out DIR']} (of several questions, each has a folder in DIR)"})
         flags.add(keep, flags.WORST, type=flags.count, default=0)
         flags.add(parser, flags.JSON)
 

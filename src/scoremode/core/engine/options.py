@@ -77,6 +77,11 @@ class KnownOption:
     def flag(self) -> str:
         return self.details.flag or "--" + self.name.replace("_", "-")
 
+    def type_in_python(self) -> str:
+        """The type that its values have in Python, as it is written, without None."""
+        kind = {"Pairs": "Mapping[str, Plain] | Pairs"}.get(self.kind, self.kind)
+        return f"{kind} | Sequence[{kind}]" if self.details.cache_part else kind
+
     def checked(self, value: Any) -> Any:
         """The value as the engine gets it; OptionError if it is not allowed."""
         d = self.details

@@ -118,12 +118,18 @@ SHORT_DOCUMENTS, SHORT_CHARACTERS = 24, 800  # of one length: at least 20 effect
 class TextArguments(TypedDict, total=False):
     """What a question says about its text beside ``corpus``."""
 
-    text: str | None  # a text given here
-    num_samples: int | None  # only the first rows of the corpus
-    field: str | None  # of .jsonl or .parquet rows
-    dataset: str | None  # a dataset on the Hugging Face hub
+    text: str | None
+    """a text given here (without any: python-docs-short)"""
+    num_samples: int | None
+    """only the first N rows (of one plain text: lines)"""
+    field: str | None
+    """of .jsonl or .parquet rows (default: text, or messages)"""
+    dataset: str | None
+    """a dataset on the Hugging Face hub"""
     dataset_config: str | None
-    split: str | None  # of the dataset; default: test
+    """of the dataset"""
+    split: str | None
+    """of the dataset (default: test)"""
 
 
 def text_arguments(given: Mapping[str, Any]) -> TextArguments:

@@ -1,6 +1,7 @@
 """Every argument of a verb by name, for people, editors and type checkers: of questions and of engines.
 
-``make format`` writes EngineOptionArguments from the options of the built-in engines; a test compares the two.
+``make format`` writes the texts below the arguments from ``shared_flags.py``, and ``engine_options.pyi`` from the
+options of the built-in engines; a test compares them.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike, fspath
-from typing import Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from scoremode.core.disk.manifests import command_without_secrets
-from scoremode.core.engine.options import Pairs, Plain
+from scoremode.core.engine.options import Pairs as Pairs  # noqa: PLC0414
+from scoremode.core.engine.options import Plain as Plain  # noqa: PLC0414
 from scoremode.core.engine.registry import all_options
 from scoremode.core.plan.path import DecodePath, read_path
 from scoremode.core.plan.recipes import find_method
@@ -21,6 +23,7 @@ from scoremode.core.text.corpus import DEFAULT, Corpus, CorpusSource, Spec, Text
 from scoremode.core.text.slices import read_rules
 from scoremode.core.typed import F, typed
 from scoremode.core.verbs.replicas import SPREAD, SpreadArguments, spread_names
+from scoremode.core.verbs.shared_flags import SHARED, with_arguments
 from scoremode.errors import UnknownArgumentError, did_you_mean
 
 KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
@@ -30,66 +33,40 @@ TYPED_OF_BASELINE = ("baseline_engine", "baseline_dtype")  # arguments of the ba
 class QuestionArguments(TextArguments, total=False):
     """The arguments of a question: a text, and the method that scores it. All have defaults."""
 
-    corpus: (
-        Spec | Sequence[Spec] | Corpus | CorpusSource | None
-    )  # names, files, folders or patterns; several are one corpus
-    method: str | None  # default: sliding-once
-    context_length: int | None  # tokens per window; default: the method's
-    stride: int | None  # tokens between windows; default: the method's
-    max_windows: int | None  # 0 for all; default: the method's own limit
-    path: str | None  # how tokens are fed: "prefill" or "decode"; default: prefill
-    sequences: int | Sequence[int] | None  # of the decode path: windows side by side; several in ``paths`` alone
-    prefill_tokens: int | None  # of the decode path: tokens of each window that are fed at once, before the steps
-    document_tokens: int | None  # only the first tokens of each document
-    assistant_only: bool | None  # of chat rows, score the assistant's tokens alone
-    slice: str | Sequence[str] | None  # parts of the text that tables show by name: NAME=START..END
+    corpus: Spec | Sequence[Spec] | Corpus | CorpusSource | None
+    """wikitext2, wikitext2:FILE, python-docs, a file (.txt .md .jsonl .parquet), folder or pattern, rollouts:DIR,
+    answers:FILE, or - for stdin"""
+    method: str | None
+    """see scoremode info methods (default: sliding-once)"""
+    context_length: int | None
+    """tokens per window (default: the method's)"""
+    stride: int | None
+    """tokens between windows (default: the method's)"""
+    max_windows: int | None
+    """0 for all (default: the method's own limit)"""
+    path: str | None
+    """prefill (default), or decode: one token per step, as text is generated"""
+    sequences: int | Sequence[int] | None
+    """windows that are decoded side by side (default: 16)"""
+    prefill_tokens: int | None
+    """tokens of each window that are fed at once before decoding starts (default: 1)"""
+    document_tokens: int | None
+    """only the first N tokens of each document"""
+    assistant_only: bool | None
+    """of chat rows, score the assistant's tokens alone"""
+    slice: str | Sequence[str] | None
+    """show the text between two markers apart; may be given again (chats: roles always)"""
 
 
 QUESTION = tuple(QuestionArguments.__annotations__)
 PATH = ("path", "sequences", "prefill_tokens")  # arguments of plan.path.read_path
 
 
-class EngineOptionArguments(TypedDict, total=False):
-    """Options of an engine, by name. None means: the engine's own choice."""
-
-    adapter: str | None
-    allow_untested: bool | None
-    api_key_env: str | None
-    attn_implementation: str | None
-    batch_tokens: int | None
-    cache_bits_k: int | Sequence[int] | None
-    cache_bits_v: int | Sequence[int] | None
-    cache_type_k: str | Sequence[str] | None
-    cache_type_v: str | Sequence[str] | None
-    concurrency: int | None
-    device: str | None
-    divergence: str | None
-    dtype: str | None
-    enforce_eager: bool | None
-    engine_args: Mapping[str, Plain] | Pairs | None
-    flash_attn: str | None
-    gpu_memory_utilization: float | None
-    head: str | None
-    head_kernel: str | None
-    kv_cache_dtype: str | Sequence[str] | None
-    kv_group_size: int | None
-    max_model_len: int | None
-    max_num_batched_tokens: int | None
-    n_batch: int | None
-    n_gpu_layers: int | None
-    n_ubatch: int | None
-    patience: float | None
-    pipeline_parallel_size: int | None
-    prefill_step_size: int | None
-    quantization: str | None
-    quantized_kv_start: int | None
-    revision: str | None
-    tensor_p: bool | None
-    tensor_parallel_size: int | None
-    threads: int | None
-    timeout: float | None
-    token: str | None
-    trust_remote_code: bool | None
+if TYPE_CHECKING:
+    from scoremode.core.verbs.engine_options import EngineOptionArguments as EngineOptionArguments  # noqa: PLC0414
+else:
+    _kinds = {name: f"{option.type_in_python()} | None" for name, (_, option) in sorted(all_options().items())}
+    EngineOptionArguments = TypedDict("EngineOptionArguments", _kinds, total=False)
 
 
 class ModelArguments(EngineOptionArguments, SpreadArguments, total=False):
@@ -118,6 +95,9 @@ def spelled_out(*groups: type) -> Callable[[F], F]:
             if name not in own.parameters
         ]
         function.__signature__ = own.replace(parameters=[*parameters[:-1], *shown, parameters[-1]])  # type: ignore[attr-defined]
+        if function.__doc__ is not None:  # as under python -OO
+            names = [name for name in own.parameters if name in SHARED] + [parameter.name for parameter in shown]
+            function.__doc__ = with_arguments(function.__doc__, names)
         return function
 
     return decorate

@@ -90,7 +90,8 @@ Outputs = list[tuple[ComparisonOutput, str | Path | None]]
 class OutputArguments(TypedDict, total=False):
     """Places of such files, named here for editors and type checkers alone."""
 
-    records: str | Path | None  # a folder for the record of each candidate
+    records: str | Path | None
+    """a folder for the record of each candidate"""
 
 
 class CompareArguments(AllArguments, OutputArguments, total=False):

@@ -62,7 +62,8 @@ class ReferenceOutput(Protocol):
 class FileArguments(TypedDict, total=False):
     """Files that wings write, named here for editors and type checkers alone; see ``ReferenceOutput``."""
 
-    kld: str | Path | None  # a file for llama.cpp's tool, by the method llamacpp
+    kld: str | Path | None
+    """a file for llama.cpp's tool, by the method llamacpp"""
 
 
 class ReferenceArguments(AllArguments, FileArguments, total=False):

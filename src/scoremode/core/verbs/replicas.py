@@ -24,10 +24,14 @@ OTHER_FILES = "give every node the same files, versions and options"
 class SpreadArguments(TypedDict, total=False):
     """The arguments about replicas, by name. None of them is part of a run's identity."""
 
-    replicas: int | None  # engines that share the work; default: one, in this process
-    ray: str | None  # auto, or the address of a Ray cluster; default: Ray is started on this machine
-    gpus_per_replica: float | None  # default: as many as the engine needs
-    cpus_per_replica: float | None  # default: 1 for each process of the engine
+    replicas: int | None
+    """engines at a time (default: one, in this process)"""
+    ray: str | None
+    """auto, or HOST:PORT of a Ray cluster (default: Ray is started here)"""
+    gpus_per_replica: float | None
+    """GPUs of each, also a share (default: what it needs)"""
+    cpus_per_replica: float | None
+    """CPU cores of each (default: 1 for each process of the engine)"""
 
 
 SPREAD = tuple(SpreadArguments.__annotations__)

@@ -283,7 +283,8 @@ def wrap(
 
     The model is put into evaluation mode for each question and back afterwards. Its weights may change between two
     questions, so answers are kept only where ``out`` says so, and never found again. ``examples/training_loop.py``
-    logs perplexity and KL while a model is trained.
+    logs perplexity and KL while a model is trained. ``name`` is what tables call it;
+    ``batch_tokens``, ``head``, ``head_kernel`` and ``divergence`` are options of the engine transformers.
 
     >>> model = sm.wrap(hf_model, tokenizer)                       # doctest: +SKIP
     >>> model.ppl(text="The quick brown fox").perplexity           # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""Flags that several verbs share, each declared once, under the names that people of this field know."""
+"""Flags that several verbs share: how each is read. What they do is declared in core/verbs/shared_flags.py."""
 
 from __future__ import annotations
 
@@ -11,17 +11,13 @@ from typing import TYPE_CHECKING, Any
 from scoremode.core import extensions, strict_json
 from scoremode.core.arguments import secret_on_command_line
 from scoremode.core.engine.options import HUB_TOKEN
+from scoremode.core.verbs.shared_flags import ENGINE, METHOD, PER_REPLICA, REPLICAS, TEXT, name_of
+from scoremode.core.verbs.shared_flags import MODEL as MODEL  # noqa: PLC0414
+from scoremode.core.verbs.shared_flags import Flags as Flags  # noqa: PLC0414
 from scoremode.errors import OptionError, shortened
 
 if TYPE_CHECKING:
     from scoremode.core.engine.options import KnownOption
-
-Flags = Mapping[str, str]
-"""Flags as the help shows them, and what they do.
-
-``--out DIR`` has a value, ``--fresh`` is a switch, ``--target TEXT …`` may be given again, N is a whole number, and
-``N,…`` are one or several.
-"""
 
 
 def integer(text: str) -> int:
@@ -102,46 +98,8 @@ CARDS: Flags = {
 COLUMNS: Flags = {"--columns NAME,…": "more statistics in the table, as in overlap,kl_reverse_mean,top5_same"}
 HAS_PAGES = "report" in extensions.public_names()
 REPORT: Flags = {"--report FILE": "write the HTML report there"} if HAS_PAGES else {}
-MODEL: Flags = {
-    "model MODEL": "a checkpoint folder, a GGUF file, an EXL3 folder, a name on the Hugging Face hub, smollm2-135m, or "
-    "the name that a server has for it (--engine http://HOST:PORT)"
-}
-TEXT: Flags = {
-    "--corpus TEXT …": "wikitext2, wikitext2:FILE, python-docs, a file (.txt .md .jsonl .parquet), folder or pattern, "
-    "rollouts:DIR, answers:FILE, or - for stdin",
-    "--text TEXT": "a text given here (without any: python-docs-short)",
-    "--dataset NAME": "a dataset on the Hugging Face hub",
-    "--dataset-config CONFIG": "",
-    "--split SPLIT": "of the dataset (default: test)",
-    "--field FIELD": "of .jsonl or .parquet rows (default: text, or messages)",
-    "--num-samples N": "only the first N rows (of one plain text: lines)",
-    "--document-tokens N": "only the first N tokens of each document",
-    "--assistant-only": "of chat rows, score the assistant's tokens alone",
-    "--slice NAME=START..END …": "show the text between two markers apart; may be given again (chats: roles always)",
-}
-METHOD: Flags = {
-    "--method METHOD …": "see scoremode info methods (default: sliding-once)",
-    "--context-length N": "tokens per window (default: the method's)",
-    "--stride N": "tokens between windows (default: the method's)",
-    "--max-windows N": "0 for all (default: the method's own limit)",
-    "--path PATH": "prefill (default), or decode: one token per step, as text is generated",
-    "--sequences N": "windows that are decoded side by side (default: 16)",
-    "--prefill-tokens N": "tokens of each window that are fed at once before decoding starts (default: 1)",
-}
 AGAIN = {"--corpus TEXT …": "; may be given again", "--method METHOD …": "; may be given again"}
-QUESTION = tuple(flag.split()[0].removeprefix("--").replace("-", "_") for flag in (*TEXT, *METHOD))
-ENGINE: Flags = {
-    "--engine ENGINE": "see scoremode info engines (default: by the model)",
-    "--tokenizer FOLDER": "another tokenizer than the model's own",
-}
-REPLICAS: Flags = {
-    "--replicas N": "engines at a time (default: one, in this process)",
-    "--ray ADDRESS": "auto, or HOST:PORT of a Ray cluster (default: Ray is started here)",
-}
-PER_REPLICA: Flags = {
-    "--gpus-per-replica N": "also a share (default: what it needs)",
-    "--cpus-per-replica N": "default: 1 for each process of an engine",
-}
+QUESTION = tuple(map(name_of, (*TEXT, *METHOD)))
 BASELINE: Flags = {"--baseline-engine NAME": "default: --engine", "--baseline-dtype DTYPE": "default: --dtype"}
 
 

@@ -64,7 +64,7 @@ def attribute(
     progress: Progress | None = None,
     **arguments: Unpack[AllArguments],
 ) -> Attribution:
-    """Measures what each unit of a candidate's weights does to the baseline: a layer, a kind of matrix, or a matrix.
+    """Measures what each unit of a candidate's weights does to the baseline; ``by`` says what a unit is, as a layer.
 
     A candidate is another version of the baseline: quantized (compressed-tensors, GPTQ, AWQ, GGUF), fine-tuned, or
     ``rtn:BITS:GROUP``, the baseline rounded to nearest. ``engine`` serves the candidate as well, and the result says

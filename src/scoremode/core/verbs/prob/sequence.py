@@ -281,6 +281,9 @@ def prob(
 ) -> list[SequenceScore]:
     """P(target | prompt) for one prompt and several targets, or for pairs.
 
+    A target is scored as it is; ``leading_space="add"`` reads " Paris" for "Paris". ``spanning="refuse"`` refuses a
+    token that spans the end of the prompt. ``add_bos`` puts a BOS first if the tokenizer does not.
+
     >>> import scoremode as sm
     >>> [round(s.log_prob, 6) for s in sm.prob("table:uniform", prompt="ab", targets=["c", "de"])]
     [-5.545177, -11.090355]

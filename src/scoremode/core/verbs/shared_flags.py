@@ -1,0 +1,94 @@
+"""Flags that several verbs share, each declared once, under the names that people of this field know.
+
+``--help``, the docstrings of the Python functions, the types that editors read and docs/api.md are made from them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from functools import cache
+
+from scoremode.core.engine.registry import all_options
+from scoremode.errors import in_python
+
+Flags = Mapping[str, str]
+"""Flags as the help shows them, and what they do.
+
+``--out DIR`` has a value, ``--fresh`` is a switch, ``--target TEXT …`` may be given again, N is a whole number, and
+``N,…`` are one or several.
+"""
+
+MODEL: Flags = {
+    "model MODEL": "a checkpoint folder, a GGUF file, an EXL3 folder, a name on the Hugging Face hub, smollm2-135m, or "
+    "the name that a server has for it (with --engine http://HOST:PORT)"
+}
+TEXT: Flags = {
+    "--corpus TEXT …": "wikitext2, wikitext2:FILE, python-docs, a file (.txt .md .jsonl .parquet), folder or pattern, "
+    "rollouts:DIR, answers:FILE, or - for stdin",
+    "--text TEXT": "a text given here (without any: python-docs-short)",
+    "--dataset NAME": "a dataset on the Hugging Face hub",
+    "--dataset-config CONFIG": "of the dataset",
+    "--split SPLIT": "of the dataset (default: test)",
+    "--field FIELD": "of .jsonl or .parquet rows (default: text, or messages)",
+    "--num-samples N": "only the first N rows (of one plain text: lines)",
+    "--document-tokens N": "only the first N tokens of each document",
+    "--assistant-only": "of chat rows, score the assistant's tokens alone",
+    "--slice NAME=START..END …": "show the text between two markers apart; may be given again (chats: roles always)",
+}
+METHOD: Flags = {
+    "--method METHOD …": "see scoremode info methods (default: sliding-once)",
+    "--context-length N": "tokens per window (default: the method's)",
+    "--stride N": "tokens between windows (default: the method's)",
+    "--max-windows N": "0 for all (default: the method's own limit)",
+    "--path PATH": "prefill (default), or decode: one token per step, as text is generated",
+    "--sequences N": "windows that are decoded side by side (default: 16)",
+    "--prefill-tokens N": "tokens of each window that are fed at once before decoding starts (default: 1)",
+}
+ENGINE: Flags = {
+    "--engine ENGINE": "see scoremode info engines (default: by the model)",
+    "--tokenizer FOLDER": "another tokenizer than the model's own",
+}
+REPLICAS: Flags = {
+    "--replicas N": "engines at a time (default: one, in this process)",
+    "--ray ADDRESS": "auto, or HOST:PORT of a Ray cluster (default: Ray is started here)",
+}
+PER_REPLICA: Flags = {
+    "--gpus-per-replica N": "GPUs of each, also a share (default: what it needs)",
+    "--cpus-per-replica N": "CPU cores of each (default: 1 for each process of the engine)",
+}
+RUN: Flags = {
+    "--out DIR": "keep the result there; an interrupted one resumes",
+    "--fresh": "score again even if a run is there, and replace it",
+}
+PROGRESS = "a function of the tokens done and the tokens in all"  # in Python alone
+
+
+def name_of(flag: str) -> str:
+    """The argument that a flag of these tables is in Python.
+
+    >>> name_of("--num-samples N")
+    'num_samples'
+    """
+    return flag.split(maxsplit=1)[0].removeprefix("--").replace("-", "_")
+
+
+_in_python = cache(in_python)  # of texts that many functions share
+SHARED = (*map(name_of, (*MODEL, *ENGINE, *RUN)), "progress")
+"""Arguments that functions declare one by one; all others belong to a group of ``core.verbs.arguments``."""
+
+
+def argument_texts() -> dict[str, str]:
+    """What the arguments that several functions share do, by their names in Python."""
+    shared = {**MODEL, **ENGINE, **RUN, **TEXT, **METHOD, **REPLICAS, **PER_REPLICA}
+    options = {name: option.details.help for name, (_, option) in sorted(all_options().items())}
+    texts = {name_of(flag): about for flag, about in shared.items()} | options
+    return {name: _in_python(about) for name, about in texts.items()} | {"progress": PROGRESS}
+
+
+def with_arguments(docstring: str, names: Iterable[str]) -> str:
+    """A docstring with what these arguments do, above its examples, for ``help()``."""
+    texts = argument_texts()
+    lines = [f"    {name}: {texts[name]}" for name in names if name in texts]
+    about, prompt, examples = inspect.cleandoc(docstring).partition("\n>>> ")
+    return "\n".join([about.rstrip(), "", "Arguments:", *lines, prompt + examples])
