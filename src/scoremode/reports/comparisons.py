@@ -126,13 +126,16 @@ def comparison_table(found: Sequence[Comparison], more: Sequence[str] = ()) -> T
     columns = [*_served_columns(lines), *_size_columns(lines, of_paths=of_paths)]
     for one in shown_statistics(found, more):
         is_known = one.name in more or any(s.get(one.name) is not None for s in statistics)
-        in_terminal = {"title": one.column.title, "leaves": one.column.leaves} if one.column else {}
+        leaves = one.column.leaves if one.column and one.name not in more else 0
+        asked = "" if of_paths else one.name  # paths has no --columns
+        in_terminal = {"title": one.column.title, "leaves": leaves, "name": asked} if one.column else {}
         page = one.label if is_known else ""
         columns.append(statistic_column(one, lines, page=page, card=one.card, **in_terminal))
     kind = str(found[0].baseline.manifest.get("stderr_groups", "groups")).partition(" of ")[0]  # a heading is short
     sizes = [None if line.statistics is None else line.statistics.get("groups") or 0 for line in lines]
-    groups = [None if size is None else Cell(f"{size:,}") for size in sizes]
-    columns.append(Column(kind, groups, page="", leaves=4))
+    if len({size for size in sizes if size is not None}) > 1:  # else it is said once, below
+        groups = [None if size is None else Cell(f"{size:,}") for size in sizes]
+        columns.append(Column(kind, groups, page="", leaves=5))
     return Table([line.row for line in lines], columns, corner="")
 
 
