@@ -205,7 +205,7 @@ def _size_columns(lines: Sequence[_Line], *, of_paths: bool) -> list[Column]:
     """Bits per weight and sizes. In a terminal, only if the rows differ in how they are served."""
     facts = [line.its for line in lines if line.its is not None]
     candidates = [line.its for line in lines if line.statistics is not None and line.its is not None]
-    overall = any("-bit body" in f.format_and_body for f in facts)
+    overall = any("-bit layers" in f.format_and_body for f in facts)
     terminal = card = page = about = ""
     if any(f.bits_per_weight is not None for f in candidates):
         card = "bits overall" if overall else "bits per weight"

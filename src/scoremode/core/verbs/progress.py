@@ -57,6 +57,7 @@ class ProgressState:
     """A Progress that remembers what it was told, in words and numbers: the base of all that show it."""
 
     shown: ClassVar[list[ProgressState]] = []  # those on a screen now, the newest last
+    has_counted = False  # in any phase
 
     def __init__(self, label: str = "scoring", unit: str = "tokens") -> None:
         """``label`` names the work while units are counted, if nothing else names it."""
@@ -87,6 +88,7 @@ class ProgressState:
             if self._is_phase:
                 self._words = self._label
         self.done, self.total, self._counted_at = done, total, time.monotonic()
+        self.has_counted |= done > 0
         self.changed()
 
     total: int | None
