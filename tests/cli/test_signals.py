@@ -75,7 +75,16 @@ def test_a_signal_while_scoring_is_one_line_and_the_run_resumes(tmp_path: Path, 
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("module", ["scoremode.reports.command.streams", "scoremode.core.verbs.ppl"])
+def test_nothing_is_said_to_be_kept_before_anything_was_scored(tmp_path: Path) -> None:
+    before = SLOW.replace("        yield item\n", "").replace("WINDOW_SECONDS", "20")
+    process = start(before, *ASKED, "--out", tmp_path / "run")
+    assert process.stderr is not None
+    assert process.stderr.readline() == "scored\n"
+    process.send_signal(signal.SIGTERM)
+    assert complaint_of(process) == "scoremode: terminated; nothing new was kept yet\n"
+
+
+@pytest.mark.parametrize("module", ["scoremode.reports.command.flags", "scoremode.core.verbs.ppl"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
 def test_a_signal_during_imports_is_one_line(tmp_path: Path, module: str, number: signal.Signals) -> None:
     """The signal comes when a module is first looked for: one of the command line's own, or a heavy one."""

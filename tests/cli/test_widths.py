@@ -18,6 +18,7 @@ SENTENCE = "The capital of France is Paris, said the teacher; and then he went h
 TEXT = "--corpus texts.jsonl"
 VERBS = {
     "ppl": f"ppl {{baseline}} {TEXT}",
+    "ppl, one file": "ppl {baseline} --corpus one.txt",
     "ppl, several": f"ppl {{baseline}} {TEXT} --method sliding-once --method mean-of-texts",
     "report": "report run",
     "prob": "prob {baseline} --file pairs.jsonl",
@@ -41,6 +42,7 @@ def folder(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(tiny, made / name)
     rows = [json.dumps({"text": SENTENCE * count}) for count in range(1, 7)]
     (made / "texts.jsonl").write_text("\n".join(rows))
+    (made / "one.txt").write_text(SENTENCE * 150)
     pair = {"prompt": "The capital of France is", "targets": [" Paris, the beautiful city of light", " London"]}
     (made / "pairs.jsonl").write_text(json.dumps(pair))
     return made
@@ -71,15 +73,17 @@ def test_nothing_is_torn(verb: str, folder: Path, command: Command, monkeypatch:
             assert cell_len(line) <= width, line
             assert line == line.rstrip(), repr(line)
         torn = {word for word in alike(out).split() if word not in whole and "…" not in word}
+        assert out.count("5 blocks of") == ("one.txt" in typed), out
         assert not torn, out
         for token in re.findall(r"'[^'\n]*' -\d+\.\d+ #\d+", wide):
             assert token in out, token
 
 
 def alike(text: str) -> str:
-    """Ages and times differ from call to call, left-out columns are listed with commas, and a digest is no word."""
+    """Ages and times differ from call to call, what is said of left-out columns is new, and a digest is no word."""
     return re.sub(
-        r"plan digest\s+\w+(\n\s+\w{1,2}\n)?|\d+ (?=(s|min) ago)|\(\d+\.\d s\)|,(?=\s)|left out at this width:",
+        r"plan digest\s+\w+(\n\s+\w{1,2}\n)?|\d+ (?=(s|min) ago)|\(\d+\.\d s\)|,(?=\s)"
+        r"|(?s:left out at this width:.*?shows\s+them)",
         "",
         text,
     )

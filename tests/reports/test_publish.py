@@ -130,7 +130,7 @@ def test_files_of_two_names_that_become_one_have_digests() -> None:
 
 
 def test_an_emulated_file_has_the_size_it_would_have() -> None:
-    known = {"model_format": "emulated 8-bit body", "bits_per_weight": 13.45, "weight_bytes": 538_060_032}
+    known = {"model_format": "emulated 8-bit layers", "bits_per_weight": 13.45, "weight_bytes": 538_060_032}
     assert served_manifest({**known, "emulated_bytes": 226_000_000}).size == 226_000_000
     assert served_manifest(known).size is None, "a run of an older version does not say it"
     assert served_manifest({**known, "model_format": "safetensors float32"}).size == 538_060_032

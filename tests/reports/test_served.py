@@ -73,7 +73,7 @@ def test_the_model_card_names_format_and_engine_in_each_row() -> None:
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
     assert rows[0][:4] == ["model", "format", "engine", "bits overall"]
     assert rows[2][1:4] == ["safetensors bfloat16", "transformers", "16.00"]
-    assert rows[3][1:4] == ["GGUF Q8\\_0, 8.3-bit body", "llamacpp", "8.51"]
+    assert rows[3][1:4] == ["GGUF Q8\\_0, 8.3-bit layers", "llamacpp", "8.51"]
     assert rows[-1][1].startswith("compressed-tensors W4A16, ")
     assert rows[-1][2:4] == ["vllm", "5.66"]
     assert {len(row) for row in rows} == {9}

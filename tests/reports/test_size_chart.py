@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 from collections.abc import Mapping
@@ -64,7 +65,35 @@ def test_the_legend_names_the_numbers_of_the_marks(made: Made) -> None:
     names = [name for name, *_ in FORMATS]
     assert sorted(numbered) == sorted((str(i), name) for i, name in enumerate(names, start=1))
     chart = page[page.index("of-kl_mean") : page.index("</svg>", page.index("of-kl_mean"))]
-    assert re.findall(r'class="name"[^>]*>(\d+)<', chart) == [str(i + 1) for i in range(len(FORMATS))]
+    assert re.findall(r'class="name[^>]*>(\d+)<', chart) == [str(i + 1) for i in range(len(FORMATS))]
+
+
+def test_marks_have_names_that_cover_nothing_where_there_is_room(made: Made) -> None:
+    """Up to twelve, without the beginning that all share if whole names have no room; a crowd has numbers alone."""
+    drawn, _ = chart_of(made)
+    assert [text for *_, text in drawn.names] == [
+        f"…{name.removeprefix('Qwen3-4B-Instruct-2507-')}" for name, *_ in FORMATS
+    ]
+    for texts, letter, height in ((drawn.names, 6.7, 11), (drawn.numbers, 11, 16)):
+        boxes = [(x, y - height, x + letter * len(text), y + 3) for x, y, text in texts]
+        boxes += [(x - 7, y - 7, x + 7, y + 7) for x, y in drawn.places]
+        assert not [
+            (a, b)
+            for a, b in itertools.combinations(boxes, 2)
+            if a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+        ]
+    few = SizeChart(points((4, 0.1), (8, 0.001)), KL, "bits")
+    assert [text for *_, text in few.names] == ["p0", "p1"]
+    assert "wide" not in SizeChart(points(*((4, 0.1), (4, 0.1)) * 4), KL, "bits").drawing("t")
+    assert not SizeChart(points(*((4 + i, 0.1**i) for i in range(13))), KL, "bits").names
+
+
+def test_marks_of_one_group_differ_and_are_in_the_legend(made: Made) -> None:
+    page = section(made[:5])
+    keys = re.findall(r'mark-key".*?d="(.*?)".*?<b>(\d)', page)
+    assert sorted(number for _, number in keys) == list("12345")
+    chart = page[page.index("of-kl_mean") : page.index("</svg>", page.index("of-kl_mean"))]
+    assert re.findall(r'class="dot s\d" d="(.*?)"', chart) == [mark for mark, _ in sorted(keys, key=lambda key: key[1])]
 
 
 def test_a_large_range_is_logarithmic_and_a_small_one_is_not() -> None:

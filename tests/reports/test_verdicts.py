@@ -188,7 +188,22 @@ def test_more_candidates_need_more_evidence_for_a_direction() -> None:
     assert judged([alone]) == ["changed, less likely"]
     others = [shifted(0.0, name=f"other-{i}") for i in range(5)]
     assert judged([alone, *others])[0] == "changed"
-    assert "6 candidates" in rule_words([alone, *others])
+    clear = [shifted(0.1), *others]
+    assert [line.partition(":")[0] for line in rule_words(clear, verdicts(clear))] == [
+        "changed",
+        "likelier, less likely",
+        "for scale",
+    ]
+    assert "6 candidates" in rule_words(clear, verdicts(clear))[1]
+
+
+def test_only_words_that_were_printed_are_explained() -> None:
+    same = shifted(0.0, kl=0.0, floor=1e-11)
+    assert rule_words([same], verdicts([same])) == []
+    within = shifted(0.0, kl=1e-12, floor=1e-11)
+    assert rule_words([within], verdicts([within])) == []
+    unclear = shifted(0.0, kl=3e-9, floor=None)
+    assert [line.partition(":")[0] for line in rule_words([unclear], verdicts([unclear]))] == ["for scale"]
 
 
 @pytest.mark.parametrize(
@@ -218,11 +233,11 @@ def test_nothing_is_known_of_no_targets() -> None:
 @pytest.mark.parametrize(
     ("kl", "words"),
     [
-        (1e-6, "far below Q8_0 (0.0014) of LLaMA 3 8B"),
-        (0.001, "below Q8_0 (0.0014) of LLaMA 3 8B"),
+        (1e-6, "far below Q8_0 (KL 0.0014) of LLaMA 3 8B"),
+        (0.001, "below Q8_0 (KL 0.0014) of LLaMA 3 8B"),
         (0.03, "about Q4_K_M of LLaMA 3 8B"),
         (0.06, "between Q4_K_M and Q3_K_M of LLaMA 3 8B"),
-        (0.65, "beyond Q2_K (0.45) of LLaMA 3 8B"),
+        (0.65, "beyond Q2_K (KL 0.45) of LLaMA 3 8B"),
     ],
 )
 def test_the_scale_names_the_nearest_types(kl: float, words: str) -> None:
@@ -260,7 +275,8 @@ def test_a_path_differs_if_it_exceeds_all_noise_that_was_measured(
         level == "a difference within the noise"
     )
     assert ("Publish with every figure which path it comes from." in said.sentence) == (level == "changed")
-    assert rule_words([path]).startswith("changed: the lower 95 % bounds")
+    rules = rule_words([path], [said])
+    assert [rule.partition(" 95 %")[0] for rule in rules] == ["changed: the lower"] * (level == "changed")
     few = replace(path, groups=np.zeros_like(path.groups))
     if level == "changed":  # without an error, nobody knows
         assert judged([few]) == ["not known"]

@@ -10,6 +10,7 @@ from typing import Any
 from scoremode.core.scores.schema import DIVERGENCE, KL
 from scoremode.core.statistics.comparison import BY_NAME, Comparison, are_of_paths
 from scoremode.core.statistics.equivalence import Equivalence
+from scoremode.core.statistics.groups import are_blocks
 from scoremode.core.statistics.parts import PairedPart
 from scoremode.core.statistics.statistic import Statistic
 from scoremode.errors import RunError
@@ -86,7 +87,8 @@ class Summary:
     table: Table
     verdicts: Sequence[tuple[int, str, Verdict]]  # number and name of each candidate, in the order of the table
     notes: Sequence[Note]
-    how: Sequence[str]  # how verdicts and numbers were reached
+    rules: Sequence[str]  # what words of the verdicts mean
+    methods: Sequence[str]  # how the numbers were reached
 
     def blocks(self) -> list[Block]:
         """The summary for a terminal."""
@@ -95,7 +97,7 @@ class Summary:
             style = "red" if verdict.direction == LESS else STYLES.get(verdict.level, "")
             said.append(Note(f"{name}: {verdict.sentence}", style))
             said += [Note(verdict.scale, "dim")] if verdict.scale else []
-        return [self.table, "", *said, "", *self.notes, *(Note(line, "dim") for line in self.how)]
+        return [self.table, "", *said, "", *self.notes, *(Note(line, "dim") for line in (*self.rules, *self.methods))]
 
 
 def summary(found: Sequence[Comparison], more: Sequence[str] = ()) -> Summary:
@@ -105,7 +107,8 @@ def summary(found: Sequence[Comparison], more: Sequence[str] = ()) -> Summary:
         comparison_table(found, more),
         [(i, found[i].name, judged[i]) for i in order],
         comparison_notes(found),
-        [rule_words(found), *dict.fromkeys(map(_method_line, found))],
+        rule_words(found, judged),
+        list(dict.fromkeys(map(_method_line, found))),
     )
 
 
@@ -126,13 +129,16 @@ def comparison_table(found: Sequence[Comparison], more: Sequence[str] = ()) -> T
     columns = [*_served_columns(lines), *_size_columns(lines, of_paths=of_paths)]
     for one in shown_statistics(found, more):
         is_known = one.name in more or any(s.get(one.name) is not None for s in statistics)
-        in_terminal = {"title": one.column.title, "leaves": one.column.leaves} if one.column else {}
+        leaves = one.column.leaves if one.column and one.name not in more else 0
+        asked = "" if of_paths else one.name  # paths has no --columns
+        in_terminal = {"title": one.column.title, "leaves": leaves, "name": asked} if one.column else {}
         page = one.label if is_known else ""
         columns.append(statistic_column(one, lines, page=page, card=one.card, **in_terminal))
     kind = str(found[0].baseline.manifest.get("stderr_groups", "groups")).partition(" of ")[0]  # a heading is short
     sizes = [None if line.statistics is None else line.statistics.get("groups") or 0 for line in lines]
-    groups = [None if size is None else Cell(f"{size:,}") for size in sizes]
-    columns.append(Column(kind, groups, page="", leaves=4))
+    if len({size for size in sizes if size is not None}) > 1:  # else it is said once, below
+        groups = [None if size is None else Cell(f"{size:,}") for size in sizes]
+        columns.append(Column(kind, groups, page="", leaves=5))
     return Table([line.row for line in lines], columns, corner="")
 
 
@@ -199,7 +205,7 @@ def _size_columns(lines: Sequence[_Line], *, of_paths: bool) -> list[Column]:
     """Bits per weight and sizes. In a terminal, only if the rows differ in how they are served."""
     facts = [line.its for line in lines if line.its is not None]
     candidates = [line.its for line in lines if line.statistics is not None and line.its is not None]
-    overall = any("-bit body" in f.format_and_body for f in facts)
+    overall = any("-bit layers" in f.format_and_body for f in facts)
     terminal = card = page = about = ""
     if any(f.bits_per_weight is not None for f in candidates):
         card = "bits overall" if overall else "bits per weight"
@@ -263,30 +269,35 @@ def comparison_notes(found: Sequence[Comparison]) -> list[Note]:
         return notes
     if why := why_not_ranked(found):
         return [*notes, Note(why, "yellow")]
+    pairs = pairs_tested(len(found))
     with suppress(RunError, ValueError):  # candidates of different baselines or texts have no order
-        said = set[int]()
+        said, before = set[int](), len(notes)
         for i, tied in closest_first(found):
             said.add(i)
             if others := [found[j].name for j in tied if j not in said]:
                 notes.append(Note(f"cannot be told apart: {found[i].name} from {', '.join(others)}", "yellow"))
-    return notes + [Note(words, "dim") for words in [pairs_tested(len(found))] if words]
+        if pairs:
+            notes.append(Note(pairs if len(notes) > before else f"all are told apart by mean KL: {pairs}", "dim"))
+    return notes
 
 
 def _method_line(c: Comparison) -> str:
     m, s = c.baseline.manifest, c.statistics()
     groups = int(usable(s.get("groups")) or 0)
     kind = str(m.get("stderr_groups", "groups"))
-    rests_on = _rests_on(s, counted(groups, kind)) if s.get("worse_stderr") is not None else too_few(groups, kind)
+    rests_on = _rests_on(s, groups, kind) if s.get("worse_stderr") is not None else too_few(groups, kind)
     return f"{method_words(m)}, {counted(int(usable(s.get('targets')) or 0), 'targets')}, {rests_on}"
 
 
-def _rests_on(s: Statistics, groups: str) -> str:
+def _rests_on(s: Statistics, groups: int, kind: str) -> str:
     """What errors rest on: how many groups, how many hold half of the KL, and what may be missing among them."""
     effective, half, unseen = (usable(s.get(name)) for name in ("groups_effective", "kl_half_groups", "unseen_share"))
-    parts = [] if effective is None else [f"as {effective:.1f} of equal length"]
-    parts += [] if half is None else [f"half of the KL in {half:.0f}"]
+    if are_blocks(kind):
+        effective = half = unseen = None  # they are one text, whatever their number
+    parts = [] if effective is None or groups - effective < 0.05 else [f"worth {effective:.1f} of equal length"]
+    parts += [] if half is None else [f"{half:.0f} of them hold{'s' * (half == 1)} half of the KL"]
     parts += [] if unseen is None else [f"kinds of text rarer than {unseen:.0%} may be missing"]
-    return f"± over {groups} ({', '.join(parts)})" if parts else f"± over {groups}"
+    return f"± over {counted(groups, kind)}" + (f" ({'; '.join(parts)})" if parts else "")
 
 
 # ── means over parts of the targets ──────────────────────────────────────────────────────────────────────────────────

@@ -102,7 +102,7 @@ def markdown(comparisons: Sequence[Comparison]) -> str:
         "model_card.md",
         table=Markup(markdown_table(shown.table)),
         verdicts=[(name, public_words(its.sentence), its.scale) for _, name, its in shown.verdicts],
-        verdict_rule=shown.how[0],
+        verdict_rules=shown.rules,
         m=m,
         corpus=public_name(str(m["corpus"])),
         s=first.statistics(),

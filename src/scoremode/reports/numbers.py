@@ -9,7 +9,6 @@ from typing import Any
 
 from scoremode.core.scores.schema import BUILT_IN
 from scoremode.core.statistics.comparison import BY_NAME, STATISTICS, Comparison, are_of_paths
-from scoremode.core.statistics.groups import FEWEST
 from scoremode.core.statistics.statistic import Statistic, TerminalColumn
 from scoremode.errors import OptionError, did_you_mean, harmless
 from scoremode.values import Estimate, rounded, usable
@@ -128,22 +127,17 @@ def statistics_for_people(s: Statistics, together: Sequence[Statistics]) -> dict
 
 
 def basis(estimate: Estimate, kind: str, percent: bool = False) -> str:
-    """The groups that an error is based on, and the bounds that follow from the error.
+    """The 95 % bounds of a number, after the groups that its error is based on unless ``kind`` is ''.
 
     >>> basis(Estimate(12.7412, 0.3149, 100, 10, 9.0, 12.0288, 13.4536), "documents")
     '10 documents, 95%: 12.03 to 13.45'
-    >>> basis(Estimate(12.7412, None, 100, 3), "documents")
-    'too few groups for an error: 3 documents, 5 are needed'
     """
-    counted = f"{estimate.groups:,} {kind}"
-    if not math.isfinite(estimate.value):
+    if not math.isfinite(estimate.value) or estimate.low is None or estimate.high is None:
         return ""
-    if estimate.stderr is None or estimate.low is None or estimate.high is None:
-        return f"too few groups for an error: {counted}, {FEWEST} are needed"
     low, high = (
         rounded(bound, supports=estimate.stderr, percent=percent)[0] for bound in (estimate.low, estimate.high)
     )
-    return f"{counted}, 95%: {low} to {high}"
+    return f"{f'{estimate.groups:,} {kind}, ' if kind else ''}95%: {low} to {high}"
 
 
 def file_size(count: int) -> str:

@@ -50,7 +50,7 @@ def why_not_ranked(comparisons: Sequence[Comparison]) -> str:
     for c in comparisons:
         kind, groups = str(c.baseline.manifest.get("stderr_groups", "groups")), c.statistics().get("groups") or 0
         if are_blocks(kind):
-            return f"not ranked: ± is over {counted(groups, kind)}; give at least ten documents"
+            return f"not ranked: ± is over {groups} blocks of {kind.rpartition(' of ')[2]}; give at least ten documents"
         if groups < FEWEST:
             return f"not ranked: {counted(groups, kind)} give no ±; give at least ten documents"
     return ""
@@ -115,10 +115,10 @@ def pairs_tested(candidates: int) -> str:
     """Says how differences were tested, for a footnote; '' for a single pair, which needs no correction.
 
     >>> pairs_tested(2), pairs_tested(4)
-    ('', 'differences: 6 pairs tested together (Holm), at most 5 % false claims in all')
+    ('', "6 pairs tested together (Holm's method), at most 5 % false differences in all")
     """
     pairs = math.comb(candidates, 2)
-    words = f"differences: {pairs:,} pairs tested together (Holm), at most {1 - LEVEL:.0%} false claims in all"
+    words = f"{pairs:,} pairs tested together (Holm's method), at most {1 - LEVEL:.0%} false differences in all"
     return words.replace("%", " %") if pairs > 1 else ""
 
 

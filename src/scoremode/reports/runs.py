@@ -32,16 +32,18 @@ def run_facts(run: Run) -> Facts:
     """The numbers of a run, and where they come from."""
     m, facts = run.manifest, Facts()
     groups, metrics = str(m.get("stderr_groups", "groups")), _metrics(run)
+    first = metrics.get(RUN_MEASURES[0].name)
     for one in RUN_MEASURES:
         if (found := metrics.get(one.name)) is not None:
-            rests_on = basis(found, groups, percent=one.percent) if found.stderr is not None else ""
+            kind = "" if first is not None and found.groups == first.groups else groups
+            rests_on = basis(found, kind, percent=one.percent) if found.stderr is not None else ""
             style = "bold" if one.name == "perplexity" else ""
             facts.line(one.terminal, with_error(found, percent=one.percent), rests_on, style)
         elif one.name in {metric.name for metric in METRICS}:
             facts.line(one.terminal, NOT_MEASURED, style="dim")
-    first = metrics.get(RUN_MEASURES[0].name)
-    if first is not None and first.stderr is None and math.isfinite(first.value):
-        facts.line("", basis(first, groups), style="yellow")
+    if first is not None and math.isfinite(first.value):
+        few = first.stderr is None
+        facts.line("" if few else "±", errors_over(first, groups), style="yellow" if few else "dim")
     facts.line("", "")
     covered = f"{100 * m['coverage']:.1f}% of the {m['tokens']:,} tokens covered"
     facts.line("tokens scored", f"{m['targets']:,} in {counted(m['windows'], 'windows')}, {covered}")
@@ -107,17 +109,28 @@ def _measured(found: Estimate | None, one: RunMeasure) -> Cell:
 
 def runs_notes(found: Sequence[Run], names: Sequence[str]) -> list[str]:
     """What the errors of a table of runs are based on, and what was not measured."""
-    lines = []
+    lines, errors = list[str](), dict[str, list[str]]()
     for name, run in zip(names, found, strict=True):
         kind, known = str(run.manifest.get("stderr_groups", "groups")), _metrics(run)
         first = known.get("perplexity")
         if first is not None and math.isfinite(first.value):
-            rests_on = f"± is one standard error over {counted(first.groups, kind)}"
-            lines.append(f"{name}: {too_few(first.groups, kind) if first.stderr is None else rests_on}")
+            errors.setdefault(errors_over(first, kind), []).append(name)
         missing = [one.terminal.partition(" (")[0] for one in RUN_MEASURES if one.name in NEEDS.keys() - known.keys()]
         missing += [] if run.scores.has("top") else ["first choices"]
         lines += [f"{name}: {', '.join(missing)} {NOT_MEASURED}"] if missing else []
-    return lines
+    return [*said_once(errors, len(found)), *lines]
+
+
+def errors_over(first: Estimate, kind: str) -> str:
+    """What the errors of a run rest on, in words for all of its numbers."""
+    if first.stderr is None:
+        return too_few(first.groups, kind)
+    return f"one standard error, over {counted(first.groups, kind)}"
+
+
+def said_once(about: Mapping[str, Sequence[str]], of: int) -> list[str]:
+    """Each note once, after the names that it is about, unless those are all."""
+    return [note if len(names) == of else f"{', '.join(names)}: {note}" for note, names in about.items()]
 
 
 def questions_blocks(found: Sequence[Run]) -> list[Block]:
@@ -126,7 +139,7 @@ def questions_blocks(found: Sequence[Run]) -> list[Block]:
     for run in found:
         for note in dict.fromkeys(run.manifest["notes"]):
             about.setdefault(note, []).append(f"{run.manifest['corpus']} by {run.manifest['method']}")
-    notes = [note if len(named) == len(found) else f"{', '.join(named)}: {note}" for note, named in about.items()]
+    notes = said_once(about, len(found))
     table = runs_table(found, [run.manifest["corpus"] for run in found], "text")
     below: list[Block] = ["", *(Note(note, "yellow") for note in notes)] if notes else []
     return [Note(model_line(found[0].manifest), "dim"), "", table, *below]

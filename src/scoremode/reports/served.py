@@ -47,16 +47,16 @@ class ServedModel:
 
     @property
     def format_and_body(self) -> str:
-        """The format, and the bits of the body if they are not those of the whole model.
+        """The format, and the bits of the layers if they are not those of the whole model.
 
         >>> parts = (PartSize("body", 500, 1000), PartSize("embedding", 1000, 1000))
         >>> ServedModel("GGUF Q4_0", "llamacpp", "", 6.0, 1500, parts).format_and_body
-        'GGUF Q4_0, 4-bit body'
+        'GGUF Q4_0, 4-bit layers'
         """
         body = next((part.bits_per_weight for part in self.parts if part.name == "body"), None)
         if body is None or self.bits_per_weight is None or abs(body / self.bits_per_weight - 1) < 0.02:
             return self.format
-        return f"{self.format}, {body:.2g}-bit body".removeprefix(", ")
+        return f"{self.format}, {body:.2g}-bit layers".removeprefix(", ")
 
     @property
     def group(self) -> str:

@@ -55,6 +55,7 @@ class Column:
     about: str = ""  # what it is, in a line
     number: bool = True
     leaves: int = 0  # in a narrow terminal, columns with the largest number are left out first; those with 0 stay
+    name: str = ""  # by which --columns asks for it
     flows: bool = False  # do the lines of a cell stand beside each other if there is room?
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from textwrap import wrap
 from typing import Any, Literal, TextIO
 
 from rich.cells import cell_len
@@ -20,9 +21,8 @@ from rich.text import Text
 from scoremode.core.verbs.progress import ProgressState
 from scoremode.errors import columns_of, escaped
 from scoremode.reports.table import Column, Facts, Note, Table
-from scoremode.reports.text import NOT_MEASURED, middle_cut, shown
+from scoremode.reports.text import NOT_MEASURED, shown
 
-SHORTEST_NAME = 12  # names are cut to this width before columns are left out
 GAP = 2  # spaces between two columns
 BLANKS = re.compile(r" +(?=(?:\x1b\[0m)?\n)")  # with which tables fill their lines
 WIDTH = 100  # columns where standard output is not a terminal and COLUMNS is not set
@@ -94,10 +94,10 @@ def facts_grid(facts: Facts) -> RichTable:
 
 
 class TerminalTable:
-    """A table of named rows.
+    """A table of named rows. A name is never torn or cut, unless it is longer than the screen is wide.
 
     Errors stand beside their numbers if there is room, else below them. If it is still too wide, columns that may be
-    left out are, and are named.
+    left out are, and are named. If names leave no room even so, each has a line of its own above its numbers.
     """
 
     def __init__(self, table: Table) -> None:
@@ -105,34 +105,46 @@ class TerminalTable:
         self._rows = [i for i, row in enumerate(table.rows) if not row.page_only]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        rows = [self._table.rows[i] for i in self._rows]
+        rows, width = [self._table.rows[i] for i in self._rows], options.max_width
         names, below = [shown(row.name) for row in rows], [list(map(shown, row.below)) for row in rows]
-        longest = max(map(_width, [*names, shown(self._table.corner), *(line for lines in below for line in lines)]))
-        columns = [column for column in self._table.columns if column.title]
-        kept, between = list(columns), " "
-        if longest + self._needed(kept, between) > options.max_width:
-            between = "\n"
-        least = min(longest, SHORTEST_NAME)
-        while (
-            least + self._needed(kept, between) > options.max_width
-            and (goes := max(kept, key=lambda column: column.leaves)).leaves
-        ):
+        corner, columns = shown(self._table.corner), [column for column in self._table.columns if column.title]
+        words = [word for lines in below for line in lines for word in line.split()]  # names of formats and engines
+        least = max(map(_width, [corner, *words, *names]))
+        kept, between = self._fitting(columns, width - least)
+        if is_above := least + self._needed(kept, between) > width:
+            least = max(map(_width, [corner, *words]))
+            kept, between = self._fitting(columns, width - least)
+        longest = max([least, *(_width(line) for lines in below for line in lines)])
+        room = max(least, min(longest, width - self._needed(kept, between)))
+
+        def grid(which: Iterable[int], *, header: bool = True) -> RichTable:
+            table = RichTable(box=None, pad_edge=False, header_style="bold", show_header=header)
+            table.add_column(corner, overflow="fold", min_width=room, max_width=room)
+            for column in kept:
+                side: Literal["left", "right"] = "right" if column.number else "left"
+                wide = self._needed([column], between) - GAP
+                table.add_column(shown_lines(column.title), justify=side, no_wrap=True, min_width=wide)
+            for at in which:
+                lines = [*([] if is_above else [Text(names[at])]), *(Text(line, "dim") for line in below[at])]
+                cells = (Text(self._cell(column, self._rows[at], between)) for column in kept)
+                table.add_row(Text("\n").join(lines), *cells)
+            return table
+
+        yield grid([] if is_above else range(len(names)))
+        for at in range(len(names)) if is_above else ():
+            yield Text(names[at], overflow="fold")
+            yield grid([at], header=False)
+        if left_out := [column for column in columns if column not in kept]:
+            yield Text(_left_out(left_out, width), "dim")
+
+    def _fitting(self, columns: Sequence[Column], width: int) -> tuple[list[Column], str]:
+        """The columns that fit, as far as columns may be left out, and what is between a number and its error."""
+        kept = list(columns)
+        if self._needed(kept, " ") <= width:
+            return kept, " "
+        while self._needed(kept, "\n") > width and (goes := max(kept, key=lambda column: column.leaves)).leaves:
             kept.remove(goes)
-        room = max(least, min(longest, options.max_width - self._needed(kept, between)))
-        short = [middle_cut(name, room, cell_len) for name in names]
-        if len(set(short)) < len(set(names)):
-            short = names  # on several lines
-        table = RichTable(box=None, pad_edge=False, header_style="bold")
-        table.add_column(shown(self._table.corner), overflow="fold", min_width=least, max_width=room)
-        for column in kept:
-            side: Literal["left", "right"] = "right" if column.number else "left"
-            table.add_column(shown_lines(column.title), justify=side, no_wrap=True)
-        for at, (name, lines) in enumerate(zip(short, below, strict=True)):
-            first = Text("\n").join([Text(name), *(Text(line, "dim") for line in lines)])
-            table.add_row(first, *(Text(self._cell(column, self._rows[at], between)) for column in kept))
-        yield table
-        if left_out := [column.title.replace("\n", " ") for column in columns if column not in kept]:
-            yield Text(f"left out at this width: {', '.join(left_out)}", "dim")
+        return kept, "\n"
 
     def _needed(self, columns: Sequence[Column], between: str) -> int:
         """The width of columns without the names."""
@@ -150,6 +162,14 @@ class TerminalTable:
             if part
         ]
         return between.join(parts)
+
+
+def _left_out(columns: Sequence[Column], width: int) -> str:
+    """Says which columns were left out and how to see them; their titles are not torn either."""
+    titles = ", ".join(column.title.replace("\n", " ").replace(" ", "\xa0") for column in columns)
+    flag = [f"--columns {names}"] if (names := ",".join(column.name for column in columns if column.name)) else []
+    line = f"left out at this width: {titles}; {', '.join([*flag, '--json'])} or a wider terminal shows them"
+    return "\n".join(wrap(line, width, break_on_hyphens=False)).replace("\xa0", " ")
 
 
 def shown_lines(text: str, end: str = "\n") -> str:

@@ -14,6 +14,7 @@ from scoremode.values import rounded
 NOT_MEASURED = "not measured"
 # settings of a method: those that are shown first, and what they are called
 SETTINGS = {"context_length": "context", "stride": "stride", "path": "path", "sequences": "sequences"}
+UNSAID = {"max_windows": 0, "special_tokens": True}  # settings that limit and change nothing
 VISIBLE = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
@@ -57,8 +58,10 @@ def method_words(manifest: Mapping[str, Any], *, brief: bool = False) -> str:
     """A method and its settings, as in ``sliding-once (context 2048, stride 512)``; ``brief``: the main ones."""
     settings = manifest.get("method_settings", {})
     ordered = [name for name in SETTINGS if name in settings]
-    ordered += [] if brief else sorted(settings.keys() - SETTINGS.keys())
-    given = ", ".join(f"{SETTINGS.get(name, name.replace('_', ' '))} {settings[name]}" for name in ordered)
+    others = [] if brief else sorted(settings.keys() - SETTINGS.keys())
+    ordered += [name for name in others if settings[name] != UNSAID.get(name)]
+    words = {name: SETTINGS.get(name, name.replace("_", " ")) for name in ordered}
+    given = ", ".join(f"no {words[n]}" if settings[n] is False else f"{words[n]} {settings[n]}" for n in ordered)
     return f"{manifest.get('method')} ({given})" if given else str(manifest.get("method"))
 
 

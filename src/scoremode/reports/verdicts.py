@@ -70,21 +70,27 @@ def verdicts(comparisons: Sequence[Comparison]) -> list[Verdict]:
     ]
 
 
-def rule_words(comparisons: Sequence[Comparison]) -> str:
-    """How the verdicts were reached, for a footnote."""
+def rule_words(comparisons: Sequence[Comparison], judged: Sequence[Verdict]) -> list[str]:
+    """What the words of these verdicts mean, a line each: only words that one of them has."""
+    level, lines = f"{100 * LEVEL:.0f} %", list[str]()
+    if any(verdict.level == CHANGED for verdict in judged):
+        lines.append(_rule_of_changed(comparisons, level))
+    if any(verdict.direction for verdict in judged):
+        several = f"; {len(judged):,} candidates are tested together (Holm's method)" if len(judged) > 1 else ""
+        lines.append(f"likelier, less likely: the {level} bounds of the perplexity ratio exclude 1{several}")
+    return [*lines, *([SOURCE] if any(verdict.scale for verdict in judged) else [])]
+
+
+def _rule_of_changed(comparisons: Sequence[Comparison], level: str) -> str:
     if are_of_paths(comparisons):
-        return (
-            f"changed: the lower {100 * LEVEL:.0f} % bounds of the rms difference and of KL are both above what "
-            "computing the same again moved"
-        )
-    candidates = len(comparisons)
-    scale = f"; {SOURCE}" if any(c.kl is not None for c in comparisons) else ""
-    together = f"; {candidates:,} candidates are tested together (Holm)" if candidates > 1 else ""
-    return (
-        "changed: KL of a target is above what computing again gives any target in 1 of 100 runs, or the mean KL less "
-        f"its error at {100 * LEVEL:.0f} % is above the noise floor; likelier, less likely: the bounds of the "
-        f"perplexity ratio exclude 1{together}{scale}"
-    )
+        how = f"the lower {level} bounds of the rms difference and of KL are both above what"
+        return f"changed: {how} computing the same again moved"
+    if all(c.kl is None for c in comparisons):
+        return f"changed: at {level}, first choices differ in more than {OTHER_CHOICES:.0%}, or perplexity changed"
+    mean = f"the mean KL less its error at {level} is above"
+    if all(c.noise_kl is None for c in comparisons):
+        return f"changed: {mean} {USUAL:g} (no noise floor was measured)"
+    return f"changed: {mean} the noise floor, or KL of a target is above all that 99 of 100 computations again give"
 
 
 def changed_targets(c: Comparison) -> Ints | None:
@@ -278,7 +284,7 @@ def _by_perplexity(c: Comparison, s: Statistics) -> tuple[str, str]:
     (change,), kind = _perplexity(s) or [""], str(c.baseline.manifest.get("stderr_groups", "groups"))
     effective = s.get("groups_effective") or 0
     if are_blocks(kind):
-        return "", f"{change} on {counted(s.get('groups') or 0, kind)}, which say nothing of other texts"
+        return "", f"{change} on {kind.rpartition(' of ')[2]}; nothing is known of other texts"
     if (usable(s.get("log_ppl_ratio")) or 0) > 0:
         return LESS, f"{LESS} ({change})"
     if effective < ENOUGH:
@@ -324,8 +330,8 @@ MODELS: dict[str, dict[str, float]] = {
 }
 ABOUT = 1.25  # a KL within this factor of a type's is called about that of the type
 SOURCE = (
-    "scale: KL on WikiText-2 by llama.cpp's tool, of LLaMA 3 8B (its scoreboard, 2024) and SmolLM2-135M (its K types "
-    "hold more bits than they say); other models and texts compare only roughly"
+    "for scale: KL on WikiText-2 by llama.cpp's tool, of LLaMA 3 8B (its table of 2024) and of SmolLM2-135M (whose "
+    "Q2_K to Q6_K take more bits than usual); other models and texts compare only roughly"
 )
 
 
@@ -345,7 +351,7 @@ def _place(kl: float, types: dict[str, float]) -> str:
         return f"about {known[near][0]}"
     above = sum(value < kl for _, value in known)
     if above == 0:
-        return f"{'far ' if kl < known[0][1] / 10 else ''}below {known[0][0]} ({known[0][1]:.2g})"
+        return f"{'far ' if kl < known[0][1] / 10 else ''}below {known[0][0]} (KL {known[0][1]:.2g})"
     if above == len(known):
-        return f"beyond {known[-1][0]} ({known[-1][1]:.2g})"
+        return f"beyond {known[-1][0]} (KL {known[-1][1]:.2g})"
     return f"between {known[above - 1][0]} and {known[above][0]}"

@@ -71,7 +71,7 @@ def format_of(config: Mapping[str, Any], dtype: str | None) -> str:
     bits, body = config.get("bits_per_weight"), config.get("emulated_bits")
     if isinstance(bits, int | float) and not isinstance(bits, bool):
         is_known = type(body) is int and 0 < body <= 64  # the bits of the numbers in the layers, without their scales
-        return f"emulated {body}-bit body" if is_known else f"emulated {bits:.3g} bit"
+        return f"emulated {body}-bit layers" if is_known else f"emulated {bits:.3g} bit"
     return f"safetensors {dtype or ''}".strip()[:LONGEST_FORMAT]
 
 

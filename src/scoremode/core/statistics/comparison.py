@@ -194,15 +194,15 @@ class ComparisonNumbers:
     )
     kl_infinite = _plain("targets with infinite KL", lambda means: int(np.isinf(means.runs.kl).sum()), needs="kl")
     kl_median = _kl_quantile(
-        "median", "half of the tokens moved less", label="KL median", column=TerminalColumn("KL median", 2)
+        "median", "half of the tokens moved less", label="KL median", column=TerminalColumn("KL median", 3)
     )
     kl_p90 = _kl_quantile("p90")
     kl_p95 = _kl_quantile("p95")
     kl_p99 = _kl_quantile(
-        "p99", "99% of the tokens moved less", label="KL 99%", column=TerminalColumn("KL 99%", 1), card="KL 99 %"
+        "p99", "99% of the tokens moved less", label="KL 99%", column=TerminalColumn("KL 99%", 2), card="KL 99 %"
     )
     kl_p999 = _kl_quantile("p999", "99.9% of the tokens moved less", label="KL 99.9%")
-    kl_max = _kl_quantile("max", "the token that moved most", label="KL max", column=TerminalColumn("KL max", 3))
+    kl_max = _kl_quantile("max", "the token that moved most", label="KL max", column=TerminalColumn("KL max", 4))
     kl_reverse_mean = _named(
         "mean KL(candidate‖baseline), nats", "kl_reverse", "KL reverse", range="positive", better="low"
     )

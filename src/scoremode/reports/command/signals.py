@@ -16,6 +16,8 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
+from scoremode.reports.command.streams import for_terminal
+
 RESUME = "what was scored is kept: run the same command again to resume"
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "the terminal was closed"}
 LINE_START = "\r\x1b[K\x1b[?25h"  # a progress bar leaves a half line and hides the cursor
@@ -76,7 +78,8 @@ def _stop(number: int, frame: FrameType | None) -> None:
         signal.signal(other, signal.SIG_DFL)
     _received.append(number)
     with suppress(OSError):  # there is no stream left to write to
-        os.write(_terminal[0], f"{LINE_START if os.isatty(_terminal[0]) else ''}scoremode: {line(number)}\n".encode())
+        start = LINE_START if os.isatty(_terminal[0]) else ""
+        os.write(_terminal[0], f"{start}{for_terminal(f'scoremode: {line(number)}')}\n".encode())
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             os._exit(128 + number)

@@ -1,13 +1,15 @@
-"""Quality against size: one numbered mark per candidate, error bars, the noise floor and the Pareto front.
+"""Quality against size: one mark per candidate with its name, error bars, the noise floor and the Pareto front.
 
-The legend above the drawing has the names, so that no name covers a mark on any screen.
+On a phone, and if there is no room for all names, marks have numbers; the legend above the drawing has their names.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from typing import NamedTuple
 
 from markupsafe import Markup
@@ -29,6 +31,10 @@ FAR_BELOW = 1e-3  # a noise floor further below the candidates would squeeze the
 LARGEST = 1e300
 CANNOT = "not a number that can be drawn"
 
+MOST_NAMES = 12  # in a drawing
+# where the text of a mark begins, and its base line: from the mark, and in widths of the text
+BESIDE = ((9, 0, -5), (-9, -1, -5), (9, 0, 14), (-9, -1, 14), (0, -0.5, -11), (0, -0.5, 20))
+
 FRAME = Frame(width=560, height=380, left=62, right=14, top=30, bottom=48)
 DRAWN = sorted((m for m in SHOWN if m.choice), key=lambda m: m.name != "kl_mean")  # the divergence comes first
 
@@ -46,7 +52,7 @@ class Point:
     number: int  # of the candidate, as the legend has it
     name: str
     said: str  # all of its figures, shown when the mark is pointed at
-    group: int
+    mark: int  # its shape and colour: those of its group, or its own if there is only one group
     size: float
     value: float
     stderr: float | None
@@ -114,7 +120,8 @@ def chart_of(measure: Statistic, found: Sequence[Charted]) -> tuple[SizeChart, M
             shown = " ".join(rounded(s.get(name), s.get(f"{name}_stderr"), percent=measure.percent)).strip()
             said = f"{one.name}: {size:.2f} {'bits per weight' if by_bits else 'GiB'}, {measure.choice} {shown}"
             said += f" ({f.line})" if f.line else ""
-            at = groups.index(f.group), size, measure.factor * value, stderr
+            mark = groups.index(f.group) if len(groups) > 1 else number - 1
+            at = mark, size, measure.factor * value, stderr
             points.append(Point(number, one.name, said, *at, one.link))
     known = [usable(s.get("noise_floor_kl_mean")) for s in statistics] if name == "kl_mean" else []
     floors = [floor for floor in known if floor is not None and 0 <= floor <= LARGEST]
@@ -190,8 +197,49 @@ class SizeChart:
         """Candidates whose value is 0 or less, for which a logarithmic axis has no place."""
         return [p.name for p in self.points if self.log and p.value <= 0]
 
+    @cached_property
+    def places(self) -> list[tuple[float, float]]:
+        return [(FRAME.x(float(self.along.place(p.size))), FRAME.y(self.height(p.value))) for p in self.points]
+
+    @cached_property
+    def names(self) -> list[tuple[float, float, str]]:
+        """Where the name of each mark stands, without the beginning that all share if else one has no room."""
+        if len(self.points) > MOST_NAMES:
+            return []
+        names = [point.name for point in self.points]
+        pieces = zip(*(re.split(r"(?<=[-_./ ])", name) for name in names), strict=False)
+        same = sum(len(first) for first, *_ in takewhile(lambda alike: len(set(alike)) == 1, pieces))
+        found = self._beside(names, 6.7, 11)
+        found = found if None not in found else self._beside([f"…{name[same:]}" for name in names], 6.7, 11)
+        return [place for place in found if place is not None] if None not in found else []
+
+    @cached_property
+    def numbers(self) -> list[tuple[float, float, str]]:
+        """Where the number of each mark stands; it may cover another one if there is no room."""
+        texts = [str(point.number) for point in self.points]
+        found = zip(self._beside(texts, 11, 16), self.places, texts, strict=True)
+        return [place or (x + 9, y - 5, text) for place, (x, y), text in found]
+
+    def _beside(self, texts: Sequence[str], letter: float, height: float) -> list[tuple[float, float, str] | None]:
+        """Where texts begin so that none covers a mark or another text; None for those that have no room."""
+        found, taken = list[tuple[float, float, str] | None](), [(x - 7, y - 7, x + 7, y + 7) for x, y in self.places]
+        if (level := self._level()) is not None:
+            taken.append((FRAME.x(1) - letter * len(level[1]), level[0] - 16, FRAME.x(1), level[0]))
+        for text, (x, y) in zip(texts, self.places, strict=True):
+            width, place = letter * len(text), None
+            for right, widths, down in BESIDE:
+                left, base = x + right + widths * width, y + down + (height - 11) * (down > 0)
+                box = (left, base - height, left + width, base + 3)
+                inside = FRAME.left < left and box[2] < FRAME.width and box[1] > 14 and box[3] < FRAME.y(0)
+                if inside and not any(_overlap(box, other) for other in taken):
+                    place = (left, base, text)
+                    taken.append(box)
+                    break
+            found.append(place)
+        return found
+
     def drawing(self, title: str) -> Markup:
-        places = [(FRAME.x(float(self.along.place(p.size))), FRAME.y(self.height(p.value))) for p in self.points]
+        places = self.places
         corners = [places[i] for i in self.front]
         path = f"M{corners[0][0]:.1f} {corners[0][1]:.1f}" + "".join(f"H{x:.1f}V{y:.1f}" for x, y in corners[1:])
         return fill(
@@ -217,3 +265,7 @@ class SizeChart:
         unseen = self.log and self.floor > 0 and y > FRAME.y(0) - 0.5
         at_most = ", at most" if min(self.floors) < self.floor else ""
         return y, f"noise floor{at_most} {plain(self.floor)}" + (", below this chart" if unseen else "")
+
+
+def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
