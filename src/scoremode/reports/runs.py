@@ -204,6 +204,16 @@ def _boundary_notes(results: Iterable[SequenceScore]) -> list[Note]:
         Note(f"a token spans the end of the prompt: scored given that it begins with {shown(part)!r}", "yellow")
         for part in spanning
     ]
+    for r in results:
+        word, first = r.prompt[-1:], r.target[:1]
+        if (
+            r.boundary == "clean"
+            and word.lower() != word.upper()
+            and (first.lower() != first.upper() or first.isdigit())
+        ):
+            joined = shown(f"{r.prompt.split()[-1]}{r.target}")
+            notes.append(Note(f"reads {joined!r}: after a word, --leading-space add begins a new one", "yellow"))
+            break
     return notes + [Note("a leading space was added to targets without one (--leading-space add)", "yellow")] * added
 
 

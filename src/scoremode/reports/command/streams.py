@@ -120,9 +120,13 @@ class LineHandler(logging.Handler):
             print(f"{for_terminal(one_line(line))}\n", end="", file=sys.stderr, flush=True)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--verbose", action="store_true", help="more lines on standard error: details of what happens")
-    parser.add_argument("--quiet", action="store_true", help="errors alone on standard error, and no progress line")
+def add_arguments(parser: argparse.ArgumentParser, *, short: bool) -> None:
+    """Adds --verbose and --quiet. They are not ``short`` where flags are passed on: vLLM's -q is another."""
+    for flag, about in (
+        ("--verbose", "more lines on standard error: details of what happens"),
+        ("--quiet", "errors alone on standard error, and no progress line"),
+    ):
+        parser.add_argument(*([flag[1:3]] if short else []), flag, action="store_true", help=about)
 
 
 def show_log(*, verbose: bool = False, quiet: bool = False) -> None:
