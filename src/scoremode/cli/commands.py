@@ -17,7 +17,7 @@ from scoremode.cli.comparing_verbs import CardVerb, CompareVerb, ReportVerb
 from scoremode.cli.completion import CompletionVerb, script
 from scoremode.cli.help import add_help_flags, overview
 from scoremode.cli.listing_verbs import CacheVerb, InfoVerb
-from scoremode.cli.parser import BAD_INPUT, MOST_REPEATED, Parser, in_our_words
+from scoremode.cli.parser import BAD_INPUT, Parser
 from scoremode.cli.scoring_verbs import PlanVerb, PplVerb, ProbVerb, ReferenceVerb
 from scoremode.core import extensions
 from scoremode.core.reading import text_waits
@@ -72,7 +72,7 @@ def build_parser(wanted: str | None = None) -> Parser:
         its.verb = verb
         verb.add_arguments(its)
         if not verb.passes_all_on:
-            streams.add_arguments(its, short=not verb.passes_on)
+            streams.add_arguments(its, short=not verb.passes_on)  # -q is another flag of vllm serve
         add_help_flags(its)
         its.set_defaults(run=verb.run)
     return parser
@@ -142,19 +142,17 @@ def _run(given: list[str]) -> int:
 
 def _no_command(name: str, *words: str) -> str:
     """What to type instead of a command that there is not, or no longer."""
-    typed = shlex.join(words)
+    typed = shlex.join(words) if 0 < len(shlex.join(words)) <= other_tools.MOST_REPEATED else ""
     if name in RENAMED:
         now, usual = RENAMED[name]
-        now = now.format(typed if 0 < len(typed) <= MOST_REPEATED else usual).rstrip()
-        return f"{name} is part of another command now; type scoremode {now}"
-    meant, what = [verb for verb in other_tools.VERBS.get(name, ()) if verb in VERBS], f"there is no command '{name}'"
-    if len(meant) != 1:
-        instead = " or ".join(f"scoremode {verb}" for verb in meant)
-        return f"{what}; did you mean {instead}?" if meant else f"{what}; {did_you_mean(name, VERBS)}"
-    verbs = build_parser().verbs()
-    usual = VERBS[meant[0]].examples[0]
-    command = f"scoremode {meant[0]} {typed}" if 0 < len(typed) <= MOST_REPEATED else usual
-    return f"{what}; {in_our_words(words, verbs[meant[0]], verbs) or f'type {command}'}"
+        return f"{name} is part of another command now; type scoremode {now.format(typed or usual).rstrip()}"
+    meant = [verb for verb in other_tools.VERBS.get(name, "").split() if verb in VERBS]
+    instead = f"did you mean {' or '.join(meant)}?" if meant else did_you_mean(name, VERBS)
+    if len(meant) == 1:
+        chosen = (verbs := build_parser().verbs())[meant[0]]
+        command = f"{chosen.prog} {typed}" if typed else VERBS[meant[0]].examples[0]
+        instead = other_tools.in_our_words(words, chosen, verbs) or f"type {command}"
+    return f"there is no command '{name}'; {instead}"
 
 
 def _complain(line: str, code: int = BAD_INPUT) -> int:

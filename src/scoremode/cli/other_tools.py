@@ -1,19 +1,22 @@
 """What people type who know other tools, and what it is called here: the one place for such words.
 
-Read from llama.cpp, ExLlamaV3's scripts, mlx-lm, lm-evaluation-harness and vLLM. None of these words is accepted: the
-answer is the command with our names. Those with one letter that mean the same here are flags (``reports/command``).
+Read from llama.cpp, ExLlamaV3's scripts, mlx-lm, lm-evaluation-harness and vLLM. None is accepted: the answer is the
+command with our names. Words of one letter that mean the same here are flags (``SHORT`` in ``reports/command``).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
-FLAGS = {  # ours (of several words, a sentence): theirs. Where two are named, both are offered.
+if TYPE_CHECKING:
+    from scoremode.cli.parser import Parser
+
+FLAGS = {  # ours, or a sentence: theirs. Of a flag that stands twice, both are named.
     "MODEL": "-m -hf -hfr --model --model-dir --model-path --hf-repo",
-    "--corpus": "--file --text-file --data-path --input",
-    "--prompts": "-f",
-    "--prompt": "-p",
+    "--corpus": "--file --data-path",
     "--text": "-p",
     "--context-length": "-l --ctx --ctx-size --n-ctx --seqlen --seq-len --sequence-length --length --max-length",
     "--max-windows": "-r --chunks --rows",
@@ -27,39 +30,37 @@ FLAGS = {  # ours (of several words, a sentence): theirs. Where two are named, b
     "--cache-type-v": "-ctv",
     "--flash-attn": "-fa",
     "--tensor-parallel-size": "-tp --tp --tp-size",
-    "--pipeline-parallel-size": "-pp --pp --pp-size",
     "--out": "--output --output-dir --output-path",
-    "--help": "-help",
     "scoremode reference MODEL --kld FILE keeps base logits, scoremode compare FILE MODEL gives the divergence": (
         "--kl-divergence --kl-divergence-base --save-all-logits"
     ),
     "tasks are run by scoremode lm-eval, with the flags of lm-eval": "--tasks --model-args --num-fewshot",
 }
 VERBS = {  # theirs: ours
-    **dict.fromkeys(("perplexity", "llama-perplexity", "score"), ("ppl",)),
-    **dict.fromkeys(("kld", "kl", "diff"), ("compare",)),
-    **dict.fromkeys(("bench", "benchmark"), ("ppl", "compare")),
-    **dict.fromkeys(("eval", "evaluate"), ("ppl", "lm-eval")),
+    **{"perplexity": "ppl", "llama-perplexity": "ppl", "score": "ppl"},
+    **{"kld": "compare", "kl": "compare", "diff": "compare"},
+    **{"bench": "ppl compare", "benchmark": "ppl compare", "eval": "ppl lm-eval", "evaluate": "ppl lm-eval"},
 }
 NAMED = re.compile(r"--[\w-]+|(?<=scoremode )[\w-]+")  # the verbs and flags of a sentence
+MOST_REPEATED = 250  # characters of a command that an answer repeats
 
 
-def translated(
-    words: Iterable[str], known: Collection[str], everything: Collection[str]
-) -> tuple[dict[str, list[str]], list[str]]:
-    """The words of other tools in a command, each with ours that it knows, and the command with the first of these.
-
-    A sentence counts if ``everything``, all verbs and flags, has those that it names.
-    """
-    renamed: dict[str, list[str]] = {}
-    command: list[str] = []
-    for word in words:
+def in_our_words(typed: Iterable[str], chosen: Parser, verbs: Mapping[str, Parser]) -> str | None:
+    """What to type instead of the arguments of a verb; None if they have no words of other tools."""
+    known, everything = chosen.flags(), {*verbs}.union(*(verb.flags() for verb in verbs.values()))
+    known |= {"MODEL" for action in chosen._actions if action.dest in ("model", "baseline")}
+    meant, command = list[str](), [chosen.prog]
+    for word in typed:
         flag, equals, value = word.partition("=")
-        names = [name for name, theirs in FLAGS.items() if flag.replace("_", "-") in theirs.split()]
-        names = [name for name in names if name in known or (" " in name and {*NAMED.findall(name)} <= {*everything})]
+        names = [ours for ours, theirs in FLAGS.items() if flag.replace("_", "-") in theirs.split()]
+        names = [ours for ours in names if ours in known or (" " in ours and {*NAMED.findall(ours)} <= everything)]
         if flag in known or not names:
             command.append(word)
             continue
-        renamed[flag] = names
-        command += [value] * bool(equals) if names[0] == "MODEL" else [names[0] + equals + value]
-    return renamed, command
+        if " " in names[0]:
+            return f"there is no flag {flag}; {names[0]}"
+        meant.append(f"{flag} is {' or '.join(names)}")
+        command += [value] * bool(equals) if names == ["MODEL"] else [names[0] + equals + value]
+    line = f"; type {command[0]} {shlex.join(command[1:])}"
+    is_clear = not any(" or " in one for one in meant) and len(line) <= MOST_REPEATED
+    return f"{', '.join(meant)} here{line if is_clear else ''}" if meant else None

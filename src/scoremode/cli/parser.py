@@ -12,11 +12,10 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
-from scoremode.cli.help import verb_help
-from scoremode.cli.other_tools import translated
+from scoremode.cli.help import Formatter, verb_help
+from scoremode.cli.other_tools import in_our_words
 from scoremode.core.arguments import STORES
 from scoremode.errors import few, harmless, listed, one_line, shortened
 from scoremode.reports.command.streams import for_terminal
@@ -31,7 +30,6 @@ TAKE_URIS = {
 STORED = re.compile(rf"({'|'.join(STORES)})://", re.IGNORECASE)
 WRITTEN = {"out", "records", "report", "output", "write", "kld", "write_recipe"}  # flags that name what is written
 LONGEST = 400  # characters of a complaint: an argument may be a whole book
-MOST_REPEATED = 250  # of a command that a complaint repeats
 
 
 class Once(argparse.Action):
@@ -53,7 +51,7 @@ class Parser(argparse.ArgumentParser):
     shows_all = False  # does its help show every flag?
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+        super().__init__(*args, **{"allow_abbrev": False, "formatter_class": Formatter, **kwargs})
         for name in (None, "store"):
             self.register("action", name, Once)
 
@@ -152,7 +150,7 @@ def _unknown(unknown: list[str], typed: list[str], chosen: Parser, verbs: dict[s
     """
     flag = next((a.split("=")[0] for a in unknown if a.startswith("-") and a not in ("-", "--")), None)
     if flag is None:
-        return _not_taken(unknown[0], typed, chosen)
+        return _not_taken(unknown[0], typed, chosen.flags())
     if chosen.verbs():
         return f"{flag} is not a flag of scoremode itself; a command comes first, as in scoremode ppl MODEL {flag}"
     if (meant := in_our_words(typed, chosen, verbs)) is not None:
@@ -174,33 +172,15 @@ def _nearest(flag: str, chosen: Parser) -> list[str]:
     return [] if len(flag) == 2 else [f for f in flags if f.startswith(word)][:2] or similar
 
 
-def in_our_words(typed: Sequence[str], chosen: Parser, verbs: dict[str, Parser]) -> str | None:
-    """What to type instead of a verb's arguments that have words of other tools; None if they have none."""
-    everything = {*verbs, *(flag for verb in verbs.values() for flag in verb.flags())}
-    places = {action.dest for action in chosen._actions if not action.option_strings}
-    has_model = {"MODEL"} if places & {"model", "baseline"} else set()
-    renamed, command = translated(typed, chosen.flags() | has_model, everything)
-    for theirs, names in renamed.items():
-        if " " in names[0]:
-            return f"there is no flag {theirs}; {names[0]}"
-    meant = listed([f"{theirs} is {listed(names[:2], 'or')}" for theirs, names in renamed.items()])
-    line = shlex.join(command)
-    is_clear = all(len(names) == 1 for names in renamed.values()) and len(meant + line) <= MOST_REPEATED
-    return f"{meant} here" + (f"; type {chosen.prog} {line}" if is_clear else "") if renamed else None
-
-
-def _not_taken(word: str, typed: list[str], chosen: Parser) -> str:
+def _not_taken(word: str, typed: list[str], flags: set[str]) -> str:
     """What to type instead of an argument too many: most are a text, or another model."""
     from scoremode.core.text.corpus import TEXTS, corpora
 
-    flags, line = chosen.flags(), f"nothing takes the argument '{word}'"
-    if "--target" in flags:
-        return f'{line}; as in --prompt "1 + 1 =" --target " 2"'
+    line = f"nothing takes the argument '{word}'"
     if "--corpus" not in flags:
-        return line
+        return line + '; as in --prompt "1 + 1 =" --target " 2"' * ("--target" in flags)
     if {"-f", "--corpus", "--text", "--dataset"} & {part.partition("=")[0] for part in typed}:
         return f"{line}; several files are one corpus as a folder or a pattern, as in --corpus 'notes/*.txt'"
-    name = word.lower()
-    if word in corpora().found or name.endswith((*TEXTS, ".raw")) or (Path(word).is_file() and ".gguf" not in name):
+    if word in corpora().found or word.lower().endswith((*TEXTS, ".raw")):
         return f"{line}; a text is given as --corpus {shlex.quote(word)}"
-    return f"{chosen.prog} takes one model; scoremode compare BASELINE CANDIDATE … takes several"
+    return f"{line}: one model is scored; scoremode compare BASELINE CANDIDATE … takes several"

@@ -10,12 +10,11 @@ import errno
 import fcntl
 import os
 import re
-import sys
-import termios
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 from stat import S_ISDIR, S_ISFIFO, S_ISREG, S_ISSOCK
+from termios import FIONREAD
 from typing import BinaryIO
 
 from scoremode.core import free_memory
@@ -40,19 +39,14 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def text_waits() -> bool:
-    """Has standard input text that nobody has read? Nothing is waited for, so an idle pipe has none, as in CI.
-
-    A terminal and /dev/null have none either, nor what is closed or was read to its end.
-    """
+    """Has standard input text that nobody has read? Nothing is waited for: an idle pipe has none, nor a terminal."""
     try:
         found = os.fstat(0)
         if S_ISREG(found.st_mode):
             return found.st_size > os.lseek(0, 0, os.SEEK_CUR)
-        if S_ISFIFO(found.st_mode) or S_ISSOCK(found.st_mode):
-            return int.from_bytes(fcntl.ioctl(0, termios.FIONREAD, bytes(4)), sys.byteorder) > 0
+        return (S_ISFIFO(found.st_mode) or S_ISSOCK(found.st_mode)) and any(fcntl.ioctl(0, FIONREAD, bytes(4)))
     except OSError:
-        pass
-    return False
+        return False
 
 
 def read_file(path: Path, most: int = LARGEST) -> bytes:

@@ -65,8 +65,7 @@ def parse(rule: str, fields: tuple[str, ...] = FIELDS, example: str = EXAMPLE) -
         raise OptionError(f"{_quoted(rule)} is not a rule", fix=example)
     name, sign, number, word = parts.groups()
     if name not in fields:
-        typed = name.replace("-", "_").lower()
-        near = f"{typed}_mean" if f"{typed}_mean" in fields else typed  # kl is meant as its mean
+        near = next((field for field in fields if field == f"{name.lower()}_mean"), name.replace("-", "_"))
         raise OptionError(f"there is no statistic {_quoted(name)}", fix=did_you_mean(near, fields))
     if sign not in OPERATORS:
         raise OptionError(f"{_quoted(sign)} is not an operator", fix=f"use one of {', '.join(OPERATORS)}")

@@ -96,10 +96,8 @@ def choose_engine(wanted: str | None, model: str) -> EnginePlugin:
 def _refuse_what_is_no_name(model: str) -> None:
     """Refuses an address, which --engine takes, and a pattern, which candidates of ``compare`` may be."""
     if model.lower().startswith(tuple(start for plugin in known_engines().values() for start in plugin.addresses)):
-        page = re.match(
-            r"https://(?:huggingface|hf)\.co/([\w.-]+/[\w.-]+)(?:/(?:resolve|blob)/[^/]+(/.+\.gguf))?", model
-        )
-        fix = f"its name is {page[1]}{page[2] or ''}" if page else f"give the model's name there, and --engine {model}"
+        page = re.match(r"https://(?:huggingface|hf)\.co/([\w.-]+/[\w.-]+)", model)
+        fix = f"its name is {page[1]}" if page else f"give the model's name there, and --engine {model}"
         raise ModelError(f"{model} is an address, not a model", fix=fix)
     if any(sign in model for sign in "*?[") and not user_path(model).exists():
         fix = f"name one; scoremode compare BASELINE '{model}' takes several"

@@ -70,9 +70,8 @@ def resolve(name: str, *, revision: str | None = None, token: str | None = None)
         known = (EMBEDDED, "table:uniform", "table:successor")
         if name in known:
             raise ModelError(f"{name} is a model of the table engine and has no weights", fix="give a checkpoint")
-        fix = did_you_mean(name, known) if "/" not in name else "check the path"
-        if fix.startswith("known"):
-            fix = "names on the Hugging Face hub are OWNER/NAME, as in openai-community/gpt2"
+        on_hub = "names on the Hugging Face hub are OWNER/NAME, as in openai-community/gpt2"
+        fix = did_you_mean(name, known, on_hub) if "/" not in name else "check the path"
         raise ModelError(f"there is no model or folder '{name}'", fix=fix)
     return hub_config(name, revision, token, ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py"))
 

@@ -48,10 +48,10 @@ def count(text: str) -> int:
 
 
 def folder(text: str) -> str:
-    """Refuses the name of a page as a folder of runs, for argparse: ``-o`` is a page in ``scoremode report``."""
+    """Refuses the name of a page as a folder of runs, for argparse: ``report -o`` is a page."""
     if text.lower().endswith((".html", ".htm")):
-        what = "runs are kept in a folder; scoremode report FOLDER -o FILE writes their page"
-        raise argparse.ArgumentTypeError(f"{shortened(text)} is the name of a page, and {what}")
+        what = "is the name of a page, and runs are kept in a folder; scoremode report FOLDER -o FILE writes a page"
+        raise argparse.ArgumentTypeError(f"{shortened(text)} {what}")
     return text
 
 
@@ -98,10 +98,8 @@ def cache_types(text: str) -> str | list[str]:
 
 
 WORST = {"--worst N": "worst-predicted tokens of a run to show (default: none)"}
-READERS: Mapping[str, Callable[[str], Any]] = {
-    **{"N": integer, "N,…": integers, "NATS": amount, "RATIO": amount, "DIR": folder}
-}
-SHORT = {"--corpus": "-f", "--file": "-f", "--context-length": "-c", "--out": "-o"}  # the same in llama.cpp and lm-eval
+READERS = {"N": integer, "N,…": integers, "NATS": amount, "RATIO": amount, "DIR": folder}
+SHORT = {"--corpus": "-f", "--file": "-f", "--prompts": "-f", "--context-length": "-c", "--out": "-o"}
 EVERYDAY_TEXT = ("--corpus", "--text", "--num-samples")
 EVERYDAY_METHOD = ("--method", "--context-length", "--stride")
 EVERYDAY_ENGINE = ("--engine", "--dtype")
@@ -114,12 +112,12 @@ COLUMNS: Flags = {"--columns NAME,…": "more statistics in the table, as in ove
 HAS_PAGES = "report" in extensions.public_names()
 REPORT: Flags = {"--report FILE": "write the HTML report there"} if HAS_PAGES else {}
 MODEL: Flags = {
-    "model MODEL": "a checkpoint folder, a GGUF file, an EXL3 folder, a name on the Hugging Face hub, smollm2-135m, or "
-    "the name that a server has for it (--engine http://HOST:PORT)"
+    "model MODEL": "a checkpoint or EXL3 folder, a GGUF file, a name on the Hugging Face hub, smollm2-135m, or a "
+    "server's name for it (--engine http://HOST:PORT)"
 }
 TEXT: Flags = {
-    "--corpus TEXT …": "wikitext2, wikitext2:FILE, python-docs, a file (.txt .md .jsonl .parquet), folder or pattern, "
-    "rollouts:DIR, answers:FILE, or - for stdin",
+    "--corpus TEXT …": "wikitext2, wikitext2:FILE, python-docs, a file (.txt .md .jsonl .parquet), folder, pattern, "
+    "rollouts:DIR, answers:FILE, - for stdin",
     "--text TEXT": "a text given here (without any: python-docs-short)",
     "--dataset NAME": "a dataset on the Hugging Face hub",
     "--dataset-config CONFIG": "",

@@ -121,12 +121,9 @@ class LineHandler(logging.Handler):
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, short: bool) -> None:
-    """Adds --verbose and --quiet. They are not ``short`` where flags are passed on: vLLM's -q is another."""
-    for flag, about in (
-        ("--verbose", "more lines on standard error: details of what happens"),
-        ("--quiet", "errors alone on standard error, and no progress line"),
-    ):
-        parser.add_argument(*([flag[1:3]] if short else []), flag, action="store_true", help=about)
+    verbose, quiet = (["-v"], ["-q"]) if short else ([], [])
+    parser.add_argument(*verbose, "--verbose", action="store_true", help="more lines on standard error: details")
+    parser.add_argument(*quiet, "--quiet", action="store_true", help="errors alone on standard error, and no progress")
 
 
 def show_log(*, verbose: bool = False, quiet: bool = False) -> None:
