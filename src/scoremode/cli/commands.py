@@ -17,7 +17,7 @@ from scoremode.cli.comparing_verbs import CardVerb, CompareVerb, ReportVerb
 from scoremode.cli.completion import CompletionVerb, script
 from scoremode.cli.help import add_help_flags, overview
 from scoremode.cli.listing_verbs import CacheVerb, InfoVerb
-from scoremode.cli.parser import BAD_INPUT, Parser
+from scoremode.cli.parser import BAD_INPUT, MOST_REPEATED, Parser, in_our_words
 from scoremode.cli.scoring_verbs import PlanVerb, PplVerb, ProbVerb, ReferenceVerb
 from scoremode.core import extensions
 from scoremode.core.reading import text_waits
@@ -142,7 +142,7 @@ def _run(given: list[str]) -> int:
 
 def _no_command(name: str, *words: str) -> str:
     """What to type instead of a command that there is not, or no longer."""
-    typed = shlex.join(words) if 0 < len(shlex.join(words)) <= other_tools.MOST_REPEATED else ""
+    typed = shlex.join(words) if 0 < len(shlex.join(words)) <= MOST_REPEATED else ""
     if name in RENAMED:
         now, usual = RENAMED[name]
         return f"{name} is part of another command now; type scoremode {now.format(typed or usual).rstrip()}"
@@ -151,7 +151,7 @@ def _no_command(name: str, *words: str) -> str:
     if len(meant) == 1:
         chosen = (verbs := build_parser().verbs())[meant[0]]
         command = f"{chosen.prog} {typed}" if typed else VERBS[meant[0]].examples[0]
-        instead = other_tools.in_our_words(words, chosen, verbs) or f"type {command}"
+        instead = in_our_words(words, chosen, verbs) or f"type {command}"
     return f"there is no command '{name}'; {instead}"
 
 

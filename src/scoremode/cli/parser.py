@@ -11,11 +11,11 @@ import difflib
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from scoremode.cli.help import Formatter, verb_help
-from scoremode.cli.other_tools import in_our_words
+from scoremode.cli.other_tools import FLAGS, NAMED
 from scoremode.core.arguments import STORES
 from scoremode.errors import few, harmless, listed, one_line, shortened
 from scoremode.reports.command.streams import for_terminal
@@ -29,6 +29,7 @@ TAKE_URIS = {
 }
 STORED = re.compile(rf"({'|'.join(STORES)})://", re.IGNORECASE)
 WRITTEN = {"out", "records", "report", "output", "write", "kld", "write_recipe"}  # flags that name what is written
+MOST_REPEATED = 250  # characters of a command that an answer repeats
 LONGEST = 400  # characters of a complaint: an argument may be a whole book
 
 
@@ -170,6 +171,27 @@ def _nearest(flag: str, chosen: Parser) -> list[str]:
     word = "--" + flag.lower().replace("_", "-").lstrip("-")
     similar = difflib.get_close_matches(word, flags, n=1, cutoff=0.7)
     return [] if len(flag) == 2 else [f for f in flags if f.startswith(word)][:2] or similar
+
+
+def in_our_words(typed: Iterable[str], chosen: Parser, verbs: Mapping[str, Parser]) -> str | None:
+    """What to type instead of the arguments of a verb; None if they have no words of other tools."""
+    known, everything = chosen.flags(), {*verbs}.union(*(verb.flags() for verb in verbs.values()))
+    known |= {"MODEL" for action in chosen._actions if action.dest in ("model", "baseline")}
+    meant, command = list[str](), [chosen.prog]
+    for word in typed:
+        flag, equals, value = word.partition("=")
+        names = [ours for ours, theirs in FLAGS.items() if flag.replace("_", "-") in theirs.split()]
+        names = [ours for ours in names if ours in known or (" " in ours and {*NAMED.findall(ours)} <= everything)]
+        if flag in known or not names:
+            command.append(word)
+            continue
+        if " " in names[0]:
+            return f"there is no flag {flag}; {names[0]}"
+        meant.append(f"{flag} is {' or '.join(names)}")
+        command += [value] * bool(equals) if names == ["MODEL"] else [names[0] + equals + value]
+    line = f"; type {command[0]} {shlex.join(command[1:])}"
+    is_clear = not any(" or " in one for one in meant) and len(line) <= MOST_REPEATED
+    return f"{', '.join(meant)} here{line if is_clear else ''}" if meant else None
 
 
 def _not_taken(word: str, typed: list[str], flags: set[str]) -> str:
