@@ -250,8 +250,8 @@ def print_line(line: str) -> None:
     LOGGER.warning(line.removeprefix("scoremode: "), extra={"line": line})
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``did you mean 'gptq'?`` if a known word is similar, else a list of all known words."""
+def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
+    """``did you mean 'gptq'?`` if a known word is similar, else another hint, or a list of all known words."""
     names = sorted(known)
     near = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.5)
-    return f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"
+    return f"did you mean '{near[0]}'?" if near else otherwise or f"known: {', '.join(names)}"

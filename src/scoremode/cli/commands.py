@@ -12,13 +12,15 @@ import sys
 from collections.abc import Sequence
 
 from scoremode import errors
+from scoremode.cli import other_tools
 from scoremode.cli.comparing_verbs import CardVerb, CompareVerb, ReportVerb
 from scoremode.cli.completion import CompletionVerb, script
 from scoremode.cli.help import add_help_flags, overview
 from scoremode.cli.listing_verbs import CacheVerb, InfoVerb
-from scoremode.cli.parser import BAD_INPUT, Parser
+from scoremode.cli.parser import BAD_INPUT, MOST_REPEATED, Parser, in_our_words
 from scoremode.cli.scoring_verbs import PlanVerb, PplVerb, ProbVerb, ReferenceVerb
 from scoremode.core import extensions
+from scoremode.core.reading import text_waits
 from scoremode.core.typed import typed
 from scoremode.errors import ScoremodeError, did_you_mean, harmless, print_line
 from scoremode.reports.command import signals, streams
@@ -39,7 +41,6 @@ for group, added in extensions.verbs().items():
     GROUPS.setdefault(group, {}).update({name: extensions.load(address)() for name, address in added.items()})
 VERBS = {name: verb for verbs in GROUPS.values() for name, verb in verbs.items()}
 RENAMED = {old: now for verb in VERBS.values() for old, now in verb.renamed.items()}
-MOST_REPEATED = 200  # characters of a command that a refusal repeats
 OUR_BUG = 70
 
 EXAMPLES = (
@@ -71,7 +72,7 @@ def build_parser(wanted: str | None = None) -> Parser:
         its.verb = verb
         verb.add_arguments(its)
         if not verb.passes_all_on:
-            streams.add_arguments(its)
+            streams.add_arguments(its, short=not verb.passes_on)  # -q is another flag of vllm serve
         add_help_flags(its)
         its.set_defaults(run=verb.run)
     return parser
@@ -116,6 +117,8 @@ def _drop_unusable_threads() -> None:
 
 
 def _run(given: list[str]) -> int:
+    if given[:1] in (["help"], ["version"]):
+        given = [*given[1:2], f"--{given[0]}"]
     if given and given[0] in VERBS and VERBS[given[0]].passes_all_on:
         return int(VERBS[given[0]].run(argparse.Namespace(words=given[1:])) or 0)
     parser = build_parser(given[0] if given else None)
@@ -131,16 +134,25 @@ def _run(given: list[str]) -> int:
     if parsed.verbose and parsed.quiet:
         return _complain("--verbose and --quiet exclude each other; give one of them")
     streams.show_log(verbose=parsed.verbose, quiet=parsed.quiet)
-    return int(parsed.run(parsed) or 0)
+    code = int(parsed.run(parsed) or 0)
+    if {"corpus", "prompt"} & vars(parsed).keys() and text_waits():
+        print_line("scoremode: nothing read the text on standard input; scoremode ppl MODEL --corpus - scores it")
+    return code
 
 
 def _no_command(name: str, *words: str) -> str:
     """What to type instead of a command that there is not, or no longer."""
-    if name not in RENAMED:
-        return f"there is no command '{name}'; {did_you_mean(name, VERBS)}"
-    (now, usual), typed = RENAMED[name], shlex.join(words)
-    now = now.format(typed if 0 < len(typed) <= MOST_REPEATED else usual).rstrip()
-    return f"{name} is part of another command now; type scoremode {now}"
+    typed = shlex.join(words) if 0 < len(shlex.join(words)) <= MOST_REPEATED else ""
+    if name in RENAMED:
+        now, usual = RENAMED[name]
+        return f"{name} is part of another command now; type scoremode {now.format(typed or usual).rstrip()}"
+    meant = [verb for verb in other_tools.VERBS.get(name, "").split() if verb in VERBS]
+    instead = f"did you mean {' or '.join(meant)}?" if meant else did_you_mean(name, VERBS)
+    if len(meant) == 1:
+        chosen = (verbs := build_parser().verbs())[meant[0]]
+        command = f"{chosen.prog} {typed}" if typed else VERBS[meant[0]].examples[0]
+        instead = in_our_words(words, chosen, verbs) or f"type {command}"
+    return f"there is no command '{name}'; {instead}"
 
 
 def _complain(line: str, code: int = BAD_INPUT) -> int:

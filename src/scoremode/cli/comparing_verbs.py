@@ -51,7 +51,7 @@ class CompareVerb(Verb):
     )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        flags.add(parser, {"baseline BASELINE": "a model (a GGUF too), a reference, a .kld file or a run"})
+        flags.add(parser, {"baseline BASELINE": "a model (GGUF too), reference, .kld file or run"})
         models = "models of any format (GGUF and EXL3 too), runs, or folders or patterns of them"
         candidates = parser.add_argument("candidates", metavar="CANDIDATE", nargs="+", help=models)
         candidates.required = False  # several types of the K/V cache are candidates, too

@@ -17,6 +17,17 @@ def add_help_flags(parser: Any) -> None:
     parser.add_argument("--help-all", action=ShowEverything, nargs=0, dest=nowhere, default=nowhere, help=about)
 
 
+class Formatter(argparse.HelpFormatter):
+    """Shows a value once: ``-f, --corpus TEXT``, as Python does from 3.13 on."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=26)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        shown = super()._format_action_invocation(action)
+        return shown.replace(f" {action.metavar},", ",") if len(action.option_strings) > 1 else shown
+
+
 class ShowEverything(argparse.Action):
     """An argparse action that prints the full help and ends the command."""
 

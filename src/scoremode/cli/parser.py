@@ -9,13 +9,15 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from scoremode.cli.help import verb_help
+from scoremode.cli.help import Formatter, verb_help
+from scoremode.cli.other_tools import FLAGS, NAMED
 from scoremode.core.arguments import STORES
-from scoremode.errors import harmless, listed, one_line, shortened
+from scoremode.errors import few, harmless, listed, one_line, shortened
 from scoremode.reports.command.streams import for_terminal
 from scoremode.reports.command.verb import Verb
 
@@ -27,6 +29,7 @@ TAKE_URIS = {
 }
 STORED = re.compile(rf"({'|'.join(STORES)})://", re.IGNORECASE)
 WRITTEN = {"out", "records", "report", "output", "write", "kld", "write_recipe"}  # flags that name what is written
+MOST_REPEATED = 250  # characters of a command that an answer repeats
 LONGEST = 400  # characters of a complaint: an argument may be a whole book
 
 
@@ -49,7 +52,7 @@ class Parser(argparse.ArgumentParser):
     shows_all = False  # does its help show every flag?
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+        super().__init__(*args, **{"allow_abbrev": False, "formatter_class": Formatter, **kwargs})
         for name in (None, "store"):
             self.register("action", name, Once)
 
@@ -80,7 +83,7 @@ class Parser(argparse.ArgumentParser):
         given = list(sys.argv[1:] if args is None else args)
         verbs = self.verbs()
         if verbs and given and given[0].startswith("-") and given[0] not in self.flags():
-            self.error(_unknown(given, self, verbs))
+            self.error(_unknown(given, given, self, verbs))
         if self.verb.passes_on and given and given[0].startswith("-") and given[0].split("=")[0] not in self.flags():
             self.error(f"the model comes first, as in {self.prog} MODEL {given[0]} …")
         found, unknown = self._parse(given, namespace)
@@ -89,7 +92,7 @@ class Parser(argparse.ArgumentParser):
             if chosen.verb.passes_on:
                 found.passed_on = unknown
                 return found, []
-            chosen.error(_unknown(unknown, chosen, self.all_verbs() if self.all_verbs else verbs))
+            chosen.error(_unknown(unknown, given[1:], chosen, self.all_verbs() if self.all_verbs else verbs))
         found.__dict__.pop("given_once", None)
         return found, unknown
 
@@ -107,6 +110,10 @@ class Parser(argparse.ArgumentParser):
         if unknown or all(getattr(found, action.dest) is not None for action in required):
             return found, unknown
         return super().parse_known_args(given, namespace)
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """No value is glued to its flag: argparse reads ``-fa on``, llama.cpp's flash attention, as ``-f a``."""
+        return []
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         if action.option_strings and arg_strings == ["--"]:  # some versions of argparse drop it and store []
@@ -137,25 +144,65 @@ def _name_of(action: argparse.Action) -> str:
     return action.option_strings[-1] if action.option_strings else str(action.metavar or action.dest)
 
 
-def _unknown(unknown: list[str], chosen: Parser, verbs: dict[str, Parser]) -> str:
-    """The message about unknown arguments: which flag was probably meant, or which verb the flag belongs to."""
+def _unknown(unknown: list[str], typed: list[str], chosen: Parser, verbs: dict[str, Parser]) -> str:
+    """The message about unknown arguments: what was probably meant, or which verb a flag belongs to.
+
+    ``typed`` is all that was typed after the verb.
+    """
     flag = next((a.split("=")[0] for a in unknown if a.startswith("-") and a not in ("-", "--")), None)
     if flag is None:
-        several = "; several files are one corpus as a folder or a pattern, as in --corpus 'notes/*.txt'"
-        return f"nothing takes the argument '{unknown[0]}'" + (several if "--corpus" in chosen.flags() else "")
+        return _not_taken(unknown[0], typed, chosen.flags())
     if chosen.verbs():
         return f"{flag} is not a flag of scoremode itself; a command comes first, as in scoremode ppl MODEL {flag}"
-    near = _nearest(flag, chosen.flags())
+    if (meant := in_our_words(typed, chosen, verbs)) is not None:
+        return meant
+    near = _nearest(flag, chosen)
     if (instead := chosen.verb.instead(flag)) is not None and not near:
         return f"{flag} is no flag of {chosen.prog}; {instead}"
-    owners = [name for name, verb in verbs.items() if flag in verb.flags()]
+    owners = [f"scoremode {name}" for name, verb in verbs.items() if flag in verb.flags()]
     if owners:
-        return f"{flag} belongs to {listed([f'scoremode {name}' for name in owners])}"
+        return f"{flag} belongs to {few(owners, 2) if len(owners) > 2 else listed(owners)}"
     return f"there is no flag {flag}" + (f"; did you mean {listed(near, 'or')}?" if near else "")
 
 
-def _nearest(flag: str, known: Iterable[str]) -> list[str]:
-    """Known flags that begin like this one; if there are none, the one with the most similar spelling."""
-    flags = sorted(f for f in known if f.startswith("--"))
+def _nearest(flag: str, chosen: Parser) -> list[str]:
+    """At most two flags that begin like this one; if there are none, the one with the most similar spelling."""
+    flags = [f for action in chosen._actions for f in action.option_strings if f.startswith("--")]
     word = "--" + flag.lower().replace("_", "-").lstrip("-")
-    return [f for f in flags if f.startswith(word)] or difflib.get_close_matches(word, flags, n=1, cutoff=0.7)
+    similar = difflib.get_close_matches(word, flags, n=1, cutoff=0.7)
+    return [] if len(flag) == 2 else [f for f in flags if f.startswith(word)][:2] or similar
+
+
+def in_our_words(typed: Iterable[str], chosen: Parser, verbs: Mapping[str, Parser]) -> str | None:
+    """What to type instead of the arguments of a verb; None if they have no words of other tools."""
+    known, everything = chosen.flags(), {*verbs}.union(*(verb.flags() for verb in verbs.values()))
+    known |= {"MODEL" for action in chosen._actions if action.dest in ("model", "baseline")}
+    meant, command = list[str](), [chosen.prog]
+    for word in typed:
+        flag, equals, value = word.partition("=")
+        names = [ours for ours, theirs in FLAGS.items() if flag.replace("_", "-") in theirs.split()]
+        names = [ours for ours in names if ours in known or (" " in ours and {*NAMED.findall(ours)} <= everything)]
+        if flag in known or not names:
+            command.append(word)
+            continue
+        if " " in names[0]:
+            return f"there is no flag {flag}; {names[0]}"
+        meant.append(f"{flag} is {' or '.join(names)}")
+        command += [value] * bool(equals) if names == ["MODEL"] else [names[0] + equals + value]
+    line = f"; type {command[0]} {shlex.join(command[1:])}"
+    is_clear = not any(" or " in one for one in meant) and len(line) <= MOST_REPEATED
+    return f"{', '.join(meant)} here{line if is_clear else ''}" if meant else None
+
+
+def _not_taken(word: str, typed: list[str], flags: set[str]) -> str:
+    """What to type instead of an argument too many: most are a text, or another model."""
+    from scoremode.core.text.corpus import TEXTS, corpora
+
+    line = f"nothing takes the argument '{word}'"
+    if "--corpus" not in flags:
+        return line + '; as in --prompt "1 + 1 =" --target " 2"' * ("--target" in flags)
+    if {"-f", "--corpus", "--text", "--dataset"} & {part.partition("=")[0] for part in typed}:
+        return f"{line}; several files are one corpus as a folder or a pattern, as in --corpus 'notes/*.txt'"
+    if word in corpora().found or word.lower().endswith((*TEXTS, ".raw")):
+        return f"{line}; a text is given as --corpus {shlex.quote(word)}"
+    return f"{line}: one model is scored; scoremode compare BASELINE CANDIDATE … takes several"

@@ -7,12 +7,14 @@ honest file. OSError means that a file cannot be read, ValueError that it is too
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
-from stat import S_ISDIR, S_ISREG
+from stat import S_ISDIR, S_ISFIFO, S_ISREG, S_ISSOCK
+from termios import FIONREAD
 from typing import BinaryIO
 
 from scoremode.core import free_memory
@@ -34,6 +36,17 @@ def open_regular(path: Path) -> BufferedReader:
     os.close(handle)
     wrong = errno.EISDIR if S_ISDIR(mode) else errno.EINVAL
     raise OSError(wrong, os.strerror(wrong) if S_ISDIR(mode) else "it is not a plain file", str(path))
+
+
+def text_waits() -> bool:
+    """Has standard input text that nobody has read? Nothing is waited for: an idle pipe has none, nor a terminal."""
+    try:
+        found = os.fstat(0)
+        if S_ISREG(found.st_mode):
+            return found.st_size > os.lseek(0, 0, os.SEEK_CUR)
+        return (S_ISFIFO(found.st_mode) or S_ISSOCK(found.st_mode)) and any(fcntl.ioctl(0, FIONREAD, bytes(4)))
+    except OSError:
+        return False
 
 
 def read_file(path: Path, most: int = LARGEST) -> bytes:

@@ -65,7 +65,8 @@ def parse(rule: str, fields: tuple[str, ...] = FIELDS, example: str = EXAMPLE) -
         raise OptionError(f"{_quoted(rule)} is not a rule", fix=example)
     name, sign, number, word = parts.groups()
     if name not in fields:
-        raise OptionError(f"there is no statistic {_quoted(name)}", fix=did_you_mean(name.replace("-", "_"), fields))
+        near = next((field for field in fields if field == f"{name.lower()}_mean"), name.replace("-", "_"))
+        raise OptionError(f"there is no statistic {_quoted(name)}", fix=did_you_mean(near, fields))
     if sign not in OPERATORS:
         raise OptionError(f"{_quoted(sign)} is not an operator", fix=f"use one of {', '.join(OPERATORS)}")
     if word not in (None, SURELY):

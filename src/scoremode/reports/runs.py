@@ -217,6 +217,10 @@ def _boundary_notes(results: Iterable[SequenceScore]) -> list[Note]:
         Note(f"a token spans the end of the prompt: scored given that it begins with {shown(part)!r}", "yellow")
         for part in spanning
     ]
+    for r in results:  # letters that have a case are of scripts with spaces between words
+        if r.boundary == "clean" and all(letter != letter.swapcase() for letter in (r.prompt[-1:], r.target[:1])):
+            joined = shown(r.prompt.split()[-1] + r.target)
+            return [*notes, Note(f"reads {joined!r}: after a word give ' …', or --leading-space add", "yellow")]
     return notes + [Note("a leading space was added to targets without one (--leading-space add)", "yellow")] * added
 
 

@@ -5,6 +5,7 @@ Nothing is opened here, and nothing heavy is imported: a question that no engine
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields, replace
@@ -12,11 +13,12 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from scoremode.core import entry_points, extensions
+from scoremode.core.arguments import user_path
 from scoremode.core.engine.options import KnownOption, Options
 from scoremode.core.engine.plugin import CONTRACT, Capabilities, EnginePlugin, Work
 from scoremode.core.entry_points import Plugins
 from scoremode.core.plan.path import PREFILL
-from scoremode.errors import EngineError, OptionError, did_you_mean
+from scoremode.errors import EngineError, ModelError, OptionError, did_you_mean
 
 if TYPE_CHECKING:
     from scoremode.core.engine.base import Engine
@@ -76,6 +78,8 @@ def _owner(model: str) -> EnginePlugin | None:
 
 def choose_engine(wanted: str | None, model: str) -> EnginePlugin:
     """The wanted engine, else the one that claims the model's name, else the default; an error if it does not fit."""
+    if wanted is None or wanted in known_engines():  # a server's models may have any name
+        _refuse_what_is_no_name(model)
     owner = _owner(model)
     natural = owner or next(plugin for plugin in known_engines().values() if plugin.is_default)
     chosen = natural if wanted is None else find_engine(wanted)
@@ -87,6 +91,17 @@ def choose_engine(wanted: str | None, model: str) -> EnginePlugin:
     if not fits:
         raise OptionError(f"the {chosen.name} engine cannot score {model}", fix=f"use --engine {natural.name}")
     return chosen
+
+
+def _refuse_what_is_no_name(model: str) -> None:
+    """Refuses an address, which --engine takes, and a pattern, which candidates of ``compare`` may be."""
+    if model.lower().startswith(tuple(start for plugin in known_engines().values() for start in plugin.addresses)):
+        page = re.match(r"https://(?:huggingface|hf)\.co/([\w.-]+/[\w.-]+)", model)
+        fix = f"its name is {page[1]}" if page else f"give the model's name there, and --engine {model}"
+        raise ModelError(f"{model} is an address, not a model", fix=fix)
+    if "*" in model and not user_path(model).exists():  # other signs of patterns are in names of files on the hub
+        fix = f"name one; scoremode compare BASELINE '{model}' takes several"
+        raise ModelError(f"'{model}' is a pattern, and one model is wanted", fix=fix)
 
 
 def engine_for(wanted: str | None, model: str) -> EnginePlugin:

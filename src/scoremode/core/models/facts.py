@@ -64,12 +64,14 @@ def resolve(name: str, *, revision: str | None = None, token: str | None = None)
         require_plain_files(path)
         return path
     if path.is_file():
-        raise ModelError(f"{name} is a file", fix="give the folder of a Hugging Face checkpoint")
+        fix = "give the folder of a Hugging Face checkpoint; a text is given with --corpus"
+        raise ModelError(f"{name} is a file", fix=fix)
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         known = (EMBEDDED, "table:uniform", "table:successor")
         if name in known:
             raise ModelError(f"{name} is a model of the table engine and has no weights", fix="give a checkpoint")
-        fix = did_you_mean(name, known) if "/" not in name else "check the path"
+        on_hub = "names on the Hugging Face hub are OWNER/NAME, as in openai-community/gpt2"
+        fix = did_you_mean(name, known, on_hub) if "/" not in name else "check the path"
         raise ModelError(f"there is no model or folder '{name}'", fix=fix)
     return hub_config(name, revision, token, ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py"))
 

@@ -26,11 +26,12 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypedDict, Unpack, cast, runtime_checkable
 
+from scoremode import errors
 from scoremode.core import entry_points, extensions
 from scoremode.core.disk.stores import store_of
 from scoremode.core.disk.uri import RemotePath, is_uri, located, refuse_broken_uri
 from scoremode.core.entry_points import Plugins
-from scoremode.core.reading import read_text
+from scoremode.core.reading import read_text, text_waits
 from scoremode.core.text.files import (
     Row,
     RowsOf,
@@ -115,6 +116,17 @@ DEFAULT_NOTE = "the default text: "
 SHORT_DOCUMENTS, SHORT_CHARACTERS = 24, 800  # of one length: at least 20 effective documents
 
 
+def default() -> str:
+    """The name of the default text. The command line refuses it where a text waits on standard input.
+
+    That is not scored unasked: in a loop such as ``while read model``, it is the rest of the list.
+    """
+    if errors.names_flags and text_waits():
+        fix = "give --corpus - to score it, or add < /dev/null to score the default text"
+        raise CorpusError("a text waits on standard input, and no text is named", fix=fix)
+    return DEFAULT
+
+
 class TextArguments(TypedDict, total=False):
     """What a question says about its text beside ``corpus``."""
 
@@ -157,6 +169,8 @@ def check_names(spec: Spec | Sequence[Spec] | None = None, **named: Unpack[TextA
         raise CorpusError(f"{flag} was given without --dataset", fix=f"name a dataset, or leave {flag} out")
     if num_samples is not None and num_samples < 1:
         raise CorpusError(f"--num-samples {num_samples} leaves no text", fix="give 1 or more")
+    if dataset in corpora().found or (dataset and os.path.isfile(dataset)):
+        raise CorpusError(f"{dataset} is no dataset but a text that is known here", fix=f"give --corpus {dataset}")
     if dataset:
         require_datasets()
     if (kind := kind_of(specs)) is not None:

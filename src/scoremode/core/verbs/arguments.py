@@ -19,7 +19,7 @@ from scoremode.core.engine.options import Plain as Plain  # noqa: PLC0414
 from scoremode.core.engine.registry import all_options
 from scoremode.core.plan.path import DecodePath, read_path
 from scoremode.core.plan.recipes import find_method
-from scoremode.core.text.corpus import DEFAULT, Corpus, CorpusSource, Spec, TextArguments, check_names, text_arguments
+from scoremode.core.text.corpus import Corpus, CorpusSource, Spec, TextArguments, check_names, default, text_arguments
 from scoremode.core.text.slices import read_rules
 from scoremode.core.typed import F, typed
 from scoremode.core.verbs.replicas import SPREAD, SpreadArguments, spread_names
@@ -122,7 +122,7 @@ def check_question(given: Mapping[str, Any], *, needs_text: bool = False) -> Que
     asked_path(given)
     read_rules(given.get("slice"))
     has_text = any(given.get(name) is not None for name in ("corpus", "text", "dataset"))
-    asked = cast(QuestionArguments, {**given, "corpus": DEFAULT} if needs_text and not has_text else dict(given))
+    asked = cast(QuestionArguments, {**given, "corpus": default()} if needs_text and not has_text else dict(given))
     corpus = asked.get("corpus")
     if (needs_text or has_text) and not isinstance(corpus, Corpus | CorpusSource):
         check_names(corpus, **text_arguments(asked))

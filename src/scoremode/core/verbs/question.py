@@ -19,7 +19,7 @@ from scoremode.core.plan.plan import Plan
 from scoremode.core.plan.recipes import Method, find_method
 from scoremode.core.text.corpus import Corpus, load, text_arguments
 from scoremode.core.text.documents import RereadDocuments, notes_on
-from scoremode.core.text.slices import read_rules
+from scoremode.core.text.slices import ANSWER, TEMPLATE, read_rules
 from scoremode.core.text.tokens import Tokens, first_tokens, tokenize
 from scoremode.core.verbs.arguments import QuestionArguments, asked_path, check_question
 from scoremode.errors import MethodError, OptionError
@@ -84,6 +84,10 @@ def prepare_question(
         model_context=subject.context_length,
         path=asked_path(given),
     )
+    if not assistant_only and tokens.slices is not None and {ANSWER, TEMPLATE} <= {*tokens.slice_names}:
+        count = int((tokens.slices[plan.target_token] == tokens.slice_names.index(TEMPLATE)).sum())
+        what = f"{count:,} of {plan.targets:,} targets are the chat template's"
+        notes.append(f"{what}; --assistant-only scores the assistant's alone")
     plan = replace(plan, notes=(*notes, *plan.notes))
     return Question(subject, corpus, rule, documents, tokens, plan)
 

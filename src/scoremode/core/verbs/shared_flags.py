@@ -24,8 +24,8 @@ MODEL: Flags = {
     "the name that a server has for it (with --engine http://HOST:PORT)"
 }
 TEXT: Flags = {
-    "--corpus TEXT …": "wikitext2, wikitext2:FILE, python-docs, a file (.txt .md .jsonl .parquet), folder or pattern, "
-    "rollouts:DIR, answers:FILE, or - for stdin",
+    "--corpus TEXT …": "wikitext2, wikitext2:FILE, python-docs, a file (.txt .md .jsonl .parquet), folder, pattern, "
+    "rollouts:DIR, answers:FILE, - for stdin",
     "--text TEXT": "a text given here (without any: python-docs-short)",
     "--dataset NAME": "a dataset on the Hugging Face hub",
     "--dataset-config CONFIG": "of the dataset",

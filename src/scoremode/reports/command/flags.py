@@ -43,6 +43,14 @@ def count(text: str) -> int:
     return value
 
 
+def folder(text: str) -> str:
+    """Refuses the name of a page as a folder of runs, for argparse: ``report -o`` is a page."""
+    if text.lower().endswith((".html", ".htm")):
+        what = "is the name of a page, and runs are kept in a folder; scoremode report FOLDER -o FILE writes a page"
+        raise argparse.ArgumentTypeError(f"{shortened(text)} {what}")
+    return text
+
+
 def _number(text: str) -> float:
     """The number that a text stands for; NaN if it is not a number."""
     try:
@@ -86,7 +94,8 @@ def cache_types(text: str) -> str | list[str]:
 
 
 WORST = {"--worst N": "worst-predicted tokens of a run to show (default: none)"}
-NUMBERS: Mapping[str, Callable[[str], Any]] = {"N": integer, "N,…": integers, "NATS": amount, "RATIO": amount}
+READERS = {"N": integer, "N,…": integers, "NATS": amount, "RATIO": amount, "DIR": folder}
+SHORT = {"--corpus": "-f", "--file": "-f", "--prompts": "-f", "--context-length": "-c", "--out": "-o"}
 EVERYDAY_TEXT = ("--corpus", "--text", "--num-samples")
 EVERYDAY_METHOD = ("--method", "--context-length", "--stride")
 EVERYDAY_ENGINE = ("--engine", "--dtype")
@@ -112,9 +121,9 @@ def add(parser: Any, flags: Flags, **details: Any) -> None:
             given = {"action": "store_true", "help": about}
         elif value.endswith(" …"):
             given |= {"action": "append"} if name.startswith("-") else {"nargs": "+"}
-        elif value in NUMBERS:
-            given["type"] = NUMBERS[value]
-        parser.add_argument(name, **{**given, **details})
+        elif value in READERS:
+            given["type"] = READERS[value]
+        parser.add_argument(*([SHORT[name]] if name in SHORT else []), name, **{**given, **details})
 
 
 def add_model(

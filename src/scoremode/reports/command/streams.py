@@ -126,9 +126,10 @@ class LineHandler(logging.Handler):
             print(f"{for_terminal(one_line(line))}\n", end="", file=sys.stderr, flush=True)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--verbose", action="store_true", help="more lines on standard error: details of what happens")
-    parser.add_argument("--quiet", action="store_true", help="errors alone on standard error, and no progress line")
+def add_arguments(parser: argparse.ArgumentParser, *, short: bool) -> None:
+    verbose, quiet = (["-v"], ["-q"]) if short else ([], [])
+    parser.add_argument(*verbose, "--verbose", action="store_true", help="more lines on standard error: details")
+    parser.add_argument(*quiet, "--quiet", action="store_true", help="errors alone on standard error, and no progress")
 
 
 def show_log(*, verbose: bool = False, quiet: bool = False) -> None:
