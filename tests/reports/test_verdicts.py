@@ -12,11 +12,13 @@ import pytest
 
 from scoremode.core.statistics.comparison import Comparison, comparison_statistics
 from scoremode.core.statistics.paired import PairedMeans, chance_of_no_change
+from scoremode.reports.comparisons import comparison_notes
 from scoremode.reports.verdicts import Verdict, largest_of_noise, rule_words, scale_words, verdicts
 from tests.core.statistics.test_comparison import compared
 from tests.reports.demo import with_statistics
 
 GROUPS, EACH = 40, 25
+ROUTES = -1.0  # instead of a floor: one target in 256 has another expert when it is computed again
 
 
 def shifted(mean: float, *, kl: float = 0.1, floor: float | None = 0.001, name: str = "q4") -> Comparison:
@@ -45,13 +47,16 @@ def made(
     floor: float | None = None,
     groups: int = 20,
     spiky: bool = False,
+    more: str = "",
 ) -> Comparison:
     """A comparison with this KL, share of other first choices and change of perplexity, each with its error.
 
-    If it is ``spiky``, KL is 0 on most targets, and large on a few.
+    If it is ``spiky``, KL is 0 on most targets, and large on a few. ``more``: "2 targets by 4" of document 3 are that
+    many nats apart; "1 and 2 impossible" are of probability zero under baseline and candidate; "blocks" of one text.
     """
     n = groups * EACH
     added = np.repeat(spread(math.log1p(ppl[0]), ppl[1] / (1 + ppl[0]), groups), EACH)
+    base, candidate = np.full(n, -2.0), -2.0 - added
     apart = None if kl is None else np.repeat(spread(*kl, groups), EACH)
     if apart is not None and spiky:
         apart = np.where(np.arange(n) % EACH < 5, apart * EACH / 5, 0.0)
@@ -60,8 +65,19 @@ def made(
         wobble = np.array([round(EACH * differs) + (g % 2) * (groups > 1) for g in range(groups)])
         tops = (np.zeros(n, np.int32), np.array([i < w for w in wobble for i in range(EACH)], np.int32))
     noise = None if floor is None else np.full(64, floor)
-    of_groups = np.repeat(np.arange(groups), EACH)
-    c = compared(np.full(n, -2.0), -2.0 - added, kl=apart, groups=of_groups, tops=tops, noise_kl=noise)
+    numbers = [float(word) for word in more.split() if word[0].isdecimal()]
+    if "targets by" in more and apart is not None:
+        apart[2 * EACH : 2 * EACH + int(numbers[0])] = numbers[1]
+    if "impossible" in more and apart is not None:
+        for run, count in zip((base, candidate), numbers, strict=True):
+            run[: int(count)] = -math.inf
+        apart[int(numbers[0]) : int(numbers[1])] = math.inf
+    if floor == ROUTES:
+        noise = np.where(np.arange(4096) % 256, 1e-13, 0.01)
+    kind = "blocks of 1,024 tokens of this one text" if more == "blocks" else "document" + "s" * (groups > 1)
+    run = {"stderr_groups": kind, "dtype": "bfloat16" if "bfloat16" in more else "float32"}
+    of = np.repeat(np.arange(groups), EACH)
+    c = compared(base, candidate, kl=apart, groups=of, document=of, tops=tops, noise_kl=noise, **run)
     if differs is None:  # as from a server that gives no first choices
         scores = replace(c.candidate.scores, top=None)
         c = replace(c, candidate=replace(c.candidate, scores=scores))
@@ -88,7 +104,7 @@ within the floor, and perplexity surely higher | 0.0009 ± 0.0001 | 0.02 | 0.005
 below the floor, and a likelier text | 0.0005 ± 1e-05 | 0 | -0.1 ± 0.001 | 0.001 | 20
     a difference within the noise, likelier | within the noise & text likelier (perplexity -10.0 | better & changed
 a hair above the floor | 0.00102 ± 4e-05 on few targets | 0 | 0.0001 ± 0.0005 | 0.001 | 20
-    not known | not known: KL 0.001020 ± 0.000040, floor 0.00100 & give more documents | changed & within
+    a difference within the noise | noise: KL 0.001020 ± 0.000040, floor 0.00100 | changed & not known
 just clearly above the floor | 0.0012 ± 4e-05 | 0 | 0.0001 ± 0.0005 | 0.001 | 20
     changed | changed: KL 0.00120 | noise
 one wild document | 0.2 ± 0.15 on few targets | 0 | 0.01 ± 0.02 | 0.001 | 20
@@ -141,8 +157,69 @@ lower perplexity by chance | 0.3 ± 0.02 | 0.2 | -0.05 ± 0.04 | 1e-11 | 20
     changed | perplexity -5.0% ± 4.0%, which may be chance | likelier
 no first choices, but KL | 0.03 ± 0.002 | - | 0.02 ± 0.001 | 1e-11 | 20
     changed, less likely | changed: KL 0.0300; on every | first choice
+one broken row of an embedding | 1e-13 ± 0 | 0.02 | 0.02 ± 0.02 | 5e-13 | 6 | 4 targets by 7.5
+    changed | changed: KL 0. & on 4 of 150 targets, by up to 7.500 nats ('a' in document 3) | not known
+two targets of a thousand | 1e-13 ± 0 | 0 | 0 ± 0.001 | 1e-12 | 40 | 2 targets by 4
+    changed | on 2 of 1,000 targets, by up to 4.000 nats | not known & less & likelier
+one broken document of ten | 1e-4 ± 0 | 0.04 | 0.2 ± 0.2 | 0.001 | 10 | 25 targets by 3
+    changed | on 25 of 250 targets, by up to 3.000 nats & perplexity +20% ± 20%, which may | not known & less
+one wrong scale, felt a little everywhere | 1e-05 ± 1e-06 | 0 | 1e-05 ± 2e-05 | 1e-12 | 20
+    changed | changed: KL 1.000e-5 & on every target & which may be chance | noise
+a whole model broken | 9 ± 0.3 | 0.96 | 5000 ± 300 | 1e-11 | 20
+    changed, less likely | changed: KL 9.00 & on every target & text less likely (perplexity +500,000% ± 30,000%) | e+
+blocks of one text | 0.414 ± 0.028 | 0.4 | 0.38 ± 0.02 | 1e-11 | 5 | blocks
+    changed | every target & on 5 blocks of 1,024 tokens of this one text, which say nothing of other texts | likel
+blocks of one text, no floor | 0.0056 ± 0.0004 | 0.04 | 0.001 ± 0.002 | - | 5 | blocks
+    changed | changed: KL 0.00560 & may be chance on 5 blocks | likel & noise
+blocks of one text, a hair above the floor | 0.0015 ± 0.0005 on few targets | 0 | 0.001 ± 0.002 | 0.001 | 5 | blocks
+    not known | KL 0.00150 ± 0.00050, floor 0.00100 & give unrelated documents | changed & more
+4 bits, and a likelier text | 0.05 ± 0.004 | 0.12 | -0.00499 ± 0.00084 | 1e-11 | 20
+    changed, likelier | changed: KL 0.0500 & text likelier (perplexity -0.499% ± 0.084%) | better & less
+the baseline in float32, the candidate in bfloat16 | 0.00095 ± 0.00027 | 0.02 | -0.001 ± 0.0011 | 1.4e-11 | 20
+    changed | changed: KL 0.00095 & on 375 of 500 targets & which may be chance | noise & likel
+bfloat16 against itself, by chance a little above its floor | 0.00097 ± 0.0001 | 0.02 | 0.0002 ± 0.001 | 0.00095 | 20
+    a difference within the noise | noise: KL 0.00097 ± 0.00010, floor 0.00095 & may be | changed & not known
+2 bits of a short text: perplexity cannot tell | 0.9 ± 0.1 | 0.52 | 0.3 ± 0.25 | 1e-11 | 10
+    changed | changed: KL 0.90 & +30% ± 25%, which may be chance on 10 documents | noise & likel
+losses and gains that cancel | 0.02 ± 0.001 | 0.04 | 0 ± 0.003 | 1e-11 | 20
+    changed | changed: KL 0.0200 & perplexity +0.00% ± 0.30% | likel & -0
+one first choice in ten flips by noise alone | 0.0009 ± 0.0001 | 0.1 | 0.0001 ± 0.0005 | 0.001 | 20
+    a difference within the noise | within the noise: KL 0.00090 ± 0.00010, floor 0.00100 | changed & likel
+four documents, a large KL, a floor | 0.4 ± 0.1 | 0.33 | 0.2 ± 0.1 | 1e-11 | 4
+    changed | changed: KL 0.400 & on every target & perplexity +20 | noise & likel & ±
+one document, a small KL, no floor | 0.0001 ± 0 | 0 | 0.0001 ± 0 | - | 1
+    not known | not known: KL 0.00010 & 1 document, 5 are needed & no noise floor | changed & likel
+no floor, about as much as bfloat16 gives | 0.0012 ± 0.0003 | 0.02 | 0.0001 ± 0.001 | - | 20
+    not known | not known: KL 0.00120 & no noise floor was measured | changed & more documents
+no floor, three times what bfloat16 gives | 0.003 ± 0.0002 | 0.03 | 0.0001 ± 0.001 | - | 20
+    changed | changed: KL 0.00300 & may be chance | noise & likel
+4 bits above a coarse floor | 0.3 ± 0.02 | 0.2 | 0.08 ± 0.01 | 0.01 | 20
+    changed, less likely | changed: KL 0.300 & text less likely (perplexity +8.00% ± 1.00%) | noise & floor
+3 tokens impossible, 2 of them under the baseline | 0.1 ± 0.01 | 0.04 | 0.05 ± 0.01 | 1e-11 | 20 | 2 and 3 impossible
+    changed, less likely | changed: KL infinite & text less likely: probability zero for 1 more token | likelier & noise
+a token impossible under the baseline alone | 0.1 ± 0.01 | 0.04 | 0.05 ± 0.01 | 1e-11 | 20 | 1 and 0 impossible
+    changed, likelier | text likelier: probability zero for 1 fewer token | less & better
+KL from 16 bits, by rounding below 0 | -1e-05 ± 2e-05 | 0 | 0.0001 ± 0.0001 | - | 20
+    not known | not known: KL -1.0e-5 ± 2.0e-5 & no noise floor was measured | changed & likel
+perplexity of three documents alone | - | - | 0.02 ± 0 | - | 3
+    not known | KL and first choices were not measured & 3 documents, 5 are needed | changed & likel
+perplexity alone, not clear, and what would decide | - | - | 0.01 ± 0.02 | - | 20
+    not known | KL and first choices were not measured & may be chance & give more documents | changed & likel
+routes of experts flip as often as they flip again | 1e-13 ± 0 | 0 | 0.0001 ± 0.0005 | routes | 20 | 2 targets by 0.01
+    not known | not known: KL 4.0e-5 ± 4.0e-5, floor 3.91e-5 & give more documents | changed & likel
+one window in 35 rounds otherwise | 1e-13 ± 0 | 0 | 0.0001 ± 0.0005 | 0 | 20 | 9 targets by 0.0002 in bfloat16
+    a difference within the noise | noise: KL 3.6e-6 ± 3.6e-6, floor 0, first & may be chance | changed & targets
+the same in 32 bits | 1e-13 ± 0 | 0 | 0.0001 ± 0.0005 | 0 | 20 | 9 targets by 0.0002
+    changed | on 9 of 500 targets, by up to 0.000200 nats | noise
+rounding far above its floor, which is smaller still | 3e-14 ± 1e-15 | 0 | 1e-9 ± 3e-9 | 1e-15 | 20
+    a difference within the noise | KL 3.00e-14, first choice differs in 0% & may be chance | changed & targets
+perplexity alone, at 3 in 100 | - | - | 0.023 ± 0.01 | - | 20
+    not known | perplexity +2.3% ± 1.0%, which may be chance on 20 documents; give more documents | changed & likel
+routes of experts flip, and one target is lost | 1e-13 ± 0 | 0 | 0.0001 ± 0.0005 | routes | 20 | 1 targets by 6
+    changed | on 1 of 500 targets, by up to 6.000 nats | within & likel
 """
-# First line: name, KL, share of other first choices, change of perplexity, noise floor, documents; "-": not measured.
+# First line: name, KL, share of other first choices, change of perplexity, noise floor, documents, what else; "-": not
+# measured.
 # Second line: what a person judges from these numbers: the level, what a sentence must say, and what it must not say.
 CASES = JUDGED_BY_A_PERSON.strip().splitlines()
 NAMES = [line.split(" |")[0] for line in CASES[::2]]
@@ -150,25 +227,51 @@ NAMES = [line.split(" |")[0] for line in CASES[::2]]
 
 @pytest.mark.parametrize(("numbers", "wanted"), list(zip(CASES[::2], CASES[1::2], strict=True)), ids=NAMES)
 def test_the_rule_judges_as_a_person_did(numbers: str, wanted: str) -> None:
-    _, kl, differs, ppl, floor, groups = (part.strip() for part in numbers.split("|"))
+    c = made_of(numbers)
     level, said, unsaid = (part.strip() for part in wanted.split("|"))
-    c = made(
-        kl=with_error(kl),
-        differs=None if differs == "-" else float(differs),
-        ppl=with_error(ppl),
-        floor=None if floor == "-" else float(floor),
-        groups=int(groups),
-        spiky="few targets" in kl,
-    )
     (found,) = verdicts([c])
     assert ", ".join(filter(None, (found.level, found.direction.removeprefix("text ")))) == level, found.sentence
     assert [words for words in said.split(" & ") if words not in found.sentence] == [], found.sentence
     assert [words for words in unsaid.split(" & ") if words in found.sentence and words != "-"] == [], found.sentence
 
 
+def made_of(line: str) -> Comparison:
+    _, kl, differs, ppl, floor, groups, *more = (part.strip() for part in line.split("|"))
+    return made(
+        kl=with_error(kl),
+        differs=None if differs == "-" else float(differs),
+        ppl=with_error(ppl),
+        floor={"-": None, "routes": ROUTES}.get(floor) if floor in ("-", "routes") else float(floor),
+        groups=int(groups),
+        spiky="few targets" in kl,
+        more="".join(more),
+    )
+
+
 def with_error(text: str) -> Any:
     """Two numbers from ``0.65 ± 0.03``; None if there are none."""
     return None if text == "-" else tuple(float(part.split()[0]) for part in text.split("±"))
+
+
+Q8, Q4, LIKE_Q4 = (0.004, 0.0002), (0.06, 0.004), (0.0601, -0.004)  # the other way round in each text
+
+
+@pytest.mark.parametrize(
+    ("kl", "groups", "more", "sentence"),
+    [
+        ((Q8, Q4), 20, "", ""),  # the order of the table is sure
+        ((Q4, LIKE_Q4), 20, "", "cannot be told apart: a from b"),
+        ((Q8, Q4, LIKE_Q4), 20, "", "cannot be told apart: b from c"),
+        ((Q8, Q4), 5, "blocks", "not ranked: ± is over 5 blocks of 1,024 tokens of this one text; give at least ten"),
+        ((Q8, Q4), 3, "", "not ranked: 3 documents give no ±; give at least ten"),
+    ],
+)
+def test_candidates_are_ranked_as_a_person_did(kl: Any, groups: int, more: str, sentence: str) -> None:
+    made_of_kl = [made(kl=one, differs=0.04, ppl=(0.01, 0.01), floor=1e-11, groups=groups, more=more) for one in kl]
+    found = [replace(c, name=name) for c, name in zip(made_of_kl, "abc", strict=False)]
+    said = [note.text for note in comparison_notes(found) if "not ranked" in note.text or "told apart" in note.text]
+    assert [text.removesuffix(" documents") for text in said] == [sentence] * bool(sentence)
+    assert {v.level for v in verdicts(found)} == {"changed"}  # not ranked is not equal
 
 
 def test_few_texts_do_not_make_a_clear_loss_the_same() -> None:

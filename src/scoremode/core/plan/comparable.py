@@ -45,7 +45,9 @@ def require_comparable(
     same_plan, same_text = (
         getattr(baseline, name) == getattr(candidate, name) for name in ("plan_digest", "corpus_sha256")
     )
-    if not same_plan and same_text and baseline.tokenizer != candidate.tokenizer and (found := where()) is not None:
+    settings = _plan_difference(baseline, candidate)
+    other_ids = baseline.tokenizer != candidate.tokenizer or not settings  # one merge may differ without a trace
+    if not same_plan and same_text and other_ids and (found := where()) is not None:
         fix = "feed both with one: --tokenizer FOLDER; or compare bits per byte, which scoremode ppl prints"
         raise InputError(f"different tokenizers: {found}", fix=fix)
     if baseline.vocabulary != candidate.vocabulary:
@@ -55,7 +57,7 @@ def require_comparable(
     if same_plan:
         return
     if same_text:
-        what = f"different plans: {_plan_difference(baseline, candidate)}"
+        what = f"different plans: {settings or 'different windows or texts'}"
         fix = "give --context-length and --stride that both models allow"
     else:
         what, fix = "different texts: the baseline was scored on another corpus", "give both the same text"
@@ -90,7 +92,7 @@ def first_difference(known: Ints, ids: Ids, count: int, tokens: Tokens, document
 
 
 def _plan_difference(baseline: ComparableFacts, candidate: ComparableFacts) -> str:
-    """Says how two plans differ, as far as the difference is known."""
+    """Says how two plans differ, as far as the difference is known; '' if it is not."""
     if baseline.method != candidate.method:
         return f"method {harmless(str(baseline.method))} vs {harmless(str(candidate.method))}"
     theirs, mine = ({"path": PREFILL, **one.settings} for one in (baseline, candidate))
@@ -100,4 +102,4 @@ def _plan_difference(baseline: ComparableFacts, candidate: ComparableFacts) -> s
         for name in names
         if theirs.get(name) != mine.get(name)
     ]
-    return ", ".join(differing) or "different windows or texts"
+    return ", ".join(differing)
