@@ -1,6 +1,6 @@
 """Every wing comes off: with its folder deleted, the core works, and the wing's verbs, flags and names are gone.
 
-A copy of the house without the folder is loaded in a fresh process, forked from one that has torch and Transformers.
+A copy of the house without the folder is loaded in a fresh process, forked from one that has the libraries.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from scoremode.core.models.facts import resolve
+from tests.forked import LIBRARIES
 from tests.house import HOUSE, ROOT, WINGS, arrows, imported
 
 KEPT = ("engines/transformers", "engines/table")  # the embedded model, and the model whose answers are known
@@ -51,8 +52,12 @@ GONE = {
 """Commands that each folder takes along. Each is answered in one line that names what was typed."""
 
 SERVER = """
-import contextlib, io, json, os, sys
-import numpy, pyarrow, pyarrow.parquet, rich.console, rich.table, tokenizers, torch, transformers  # shared by all forks
+import contextlib, gc, importlib, io, json, os, sys
+import rich.console, rich.table, torch
+for library in sys.argv[1:]:  # shared by all forks
+    with contextlib.suppress(ImportError):
+        importlib.import_module(library)
+gc.freeze()
 
 def run(main, line):
     out, err = io.StringIO(), io.StringIO()
@@ -97,7 +102,7 @@ def core_lines(model: str) -> list[str | list[str]]:
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Answers to command lines of a house without some folder."""
     resolve("smollm2-135m")
-    words = [sys.executable, "-c", SERVER]
+    words = [sys.executable, "-c", SERVER, *(name for name in LIBRARIES if not name.startswith("scoremode"))]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as forks:
         stdin, stdout = forks.stdin, forks.stdout
         assert stdin is not None

@@ -60,6 +60,7 @@ def spare_work_of_the_interpreter() -> None:
     It replaces the functions of its language again for every call of a function: the first time is enough. It looks
     for overflows of integers, and drops what it finds unless a kernel is debugged. It makes the same table of types.
     """
+    from triton.language import core
     from triton.runtime import interpreter
 
     remember_types_of_the_interpreter()
@@ -82,6 +83,31 @@ def spare_work_of_the_interpreter() -> None:
         return types[name]
 
     interpreter._get_np_dtype = remembered
+
+    def call_directly(package: Any, name: str, member: Any, _builder: Any, scope: Any) -> None:
+        """Members of the language check for the interpreter's argument, which is there."""
+        function = member.__wrapped__ if member.__code__ is core.add.__code__ else member
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            named["_semantic"] = interpreter.interpreter_semantic
+            return function(*arguments, **named)
+
+        scope.set_attr(package, name, call)
+
+    interpreter._patch_attr = call_directly
+    convert = interpreter._convert_float
+
+    def widen(input: Any, source: Any, target: Any, mode: Any) -> Any:
+        if (source, target) == (core.bfloat16, core.float32):  # its upper half
+            return input.astype(np.uint32) << 16
+        return convert(input, source, target, mode)
+
+    interpreter._convert_float = widen
+
+    def hold(self: Any, data: Any, dtype: Any, attr: Any = None) -> None:
+        self.data, self.dtype, self.attr = data, dtype, attr or {}
+
+    interpreter.TensorHandle.__init__ = hold
 
 
 def remember_types_of_the_interpreter() -> None:
@@ -122,7 +148,22 @@ def remember_types_of_the_interpreter() -> None:
             computed[key] = compute(self, *asked)
         return computed[key]
 
+    check, constant = meaning.binary_op_type_checking_impl, meaning.scalar_constant
+    plain, constants = {core.int32, core.float32}, dict[Any, Any]()  # no promotion: a pair of one of them is as it is
+
+    def check_others(self: Any, lhs: Any, rhs: Any, *more: Any, **named: Any) -> Any:
+        if type(lhs) is type(rhs) is core.tensor and lhs.dtype is rhs.dtype and lhs.dtype in plain:
+            return self.broadcast_impl_value(lhs, rhs)
+        return check(self, lhs, rhs, *more, **named)
+
+    def remembered_constant(self: Any, value: Any, dtype: Any) -> Any:
+        key = repr(value), type(value), id(dtype)  # 0.0 and -0.0 are two
+        if key not in constants:
+            constants[key] = constant(self, value, dtype), dtype  # keeps the type, and so its id
+        return constants[key][0]
+
     core.block_type.__init__, core.tensor.__init__ = remembered_type, remembered_shape
+    meaning.binary_op_type_checking_impl, meaning.scalar_constant = check_others, remembered_constant
     core.dtype.__eq__, meaning.broadcast_impl_value = compare_others, broadcast_others
     meaning.computation_type_impl = remembered_computation
 

@@ -34,8 +34,8 @@ class QuestionArguments(TextArguments, total=False):
     """The arguments of a question: a text, and the method that scores it. All have defaults."""
 
     corpus: Spec | Sequence[Spec] | Corpus | CorpusSource | None
-    """wikitext2, wikitext2:FILE, python-docs, a file (.txt .md .jsonl .parquet), folder or pattern, rollouts:DIR,
-    answers:FILE, or - for stdin"""
+    """wikitext2, wikitext2:FILE, python-docs, a file (.txt .md .jsonl .parquet), folder, pattern, rollouts:DIR,
+    answers:FILE, - for stdin"""
     method: str | None
     """see scoremode info methods (default: sliding-once)"""
     context_length: int | None

@@ -20,8 +20,8 @@ Flags = Mapping[str, str]
 """
 
 MODEL: Flags = {
-    "model MODEL": "a checkpoint folder, a GGUF file, an EXL3 folder, a name on the Hugging Face hub, smollm2-135m, or "
-    "the name that a server has for it (with --engine http://HOST:PORT)"
+    "model MODEL": "a checkpoint or EXL3 folder, a GGUF file, a name on the Hugging Face hub, smollm2-135m, or a "
+    "server's name for it (with --engine http://HOST:PORT)"
 }
 TEXT: Flags = {
     "--corpus TEXT …": "wikitext2, wikitext2:FILE, python-docs, a file (.txt .md .jsonl .parquet), folder, pattern, "
