@@ -121,7 +121,7 @@ PROGRAMS = {
 
 @pytest.fixture
 def shell_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """A shell in an empty folder, with this checkout's ``scoremode`` and ``python``; lm-eval reads no tasks of its own."""
+    """A shell in an empty folder, with this checkout's ``scoremode`` and ``python``; without the tasks of lm-eval."""
     programs = tmp_path / "programs"
     programs.mkdir()
     for name, code in PROGRAMS.items():
