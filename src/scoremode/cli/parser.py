@@ -154,11 +154,11 @@ def _unknown(unknown: list[str], typed: list[str], chosen: Parser, verbs: dict[s
         return _not_taken(unknown[0], typed, chosen.flags())
     if chosen.verbs():
         return f"{flag} is not a flag of scoremode itself; a command comes first, as in scoremode ppl MODEL {flag}"
-    if (meant := in_our_words(typed, chosen, verbs)) is not None:
-        return meant
     near = _nearest(flag, chosen)
     if (instead := chosen.verb.instead(flag)) is not None and not near:
         return f"{flag} is no flag of {chosen.prog}; {instead}"
+    if (meant := in_our_words(typed, chosen, verbs)) is not None:
+        return meant
     owners = [f"scoremode {name}" for name, verb in verbs.items() if flag in verb.flags()]
     if owners:
         return f"{flag} belongs to {few(owners, 2) if len(owners) > 2 else listed(owners)}"
