@@ -99,7 +99,7 @@ def test_a_rotary_base_that_is_off_by_a_hundredth_is_changed(stories: Path, corp
 def test_an_exchanged_expert_is_changed_on_the_targets_that_are_routed_to_it(tmp_path: Path) -> None:
     """Two of twelve experts of the last layer change places: no other target can feel it."""
     folder = make_mixture(tmp_path / "mixture", num_local_experts=12)
-    tensors = load_file(folder / "model.safetensors")
+    tensors: dict[str, torch.Tensor] = load_file(folder / "model.safetensors")
 
     def exchanged(name: str, tensor: torch.Tensor) -> torch.Tensor:
         experts = {"layers.2.block_sparse_moe.experts.3.": "7", "layers.2.block_sparse_moe.experts.7.": "3"}
