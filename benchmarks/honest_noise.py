@@ -52,8 +52,15 @@ def repetitions(models: Sequence[Path], seed: int, folder: Path) -> Iterator[tup
     usual = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
-        question = {"corpus": str(corpus), "context_length": context, "stride": context}
-        sm.reference(model, reference, dtype=dtype, batch_tokens=batch, **question)
+        sm.reference(
+            model,
+            reference,
+            corpus=str(corpus),
+            context_length=context,
+            stride=context,
+            dtype=dtype,
+            batch_tokens=batch,
+        )
         torch.set_num_threads(other_threads)
         for other in BATCHES:
             runs = folder / f"{seed}-{other}"

@@ -75,9 +75,9 @@ def made(
     if floor == ROUTES:
         noise = np.where(np.arange(4096) % 256, 1e-13, 0.01)
     kind = "blocks of 1,024 tokens of this one text" if more == "blocks" else "document" + "s" * (groups > 1)
-    run = {"stderr_groups": kind, "dtype": "bfloat16" if "bfloat16" in more else "float32"}
+    manifest: dict[str, Any] = {"stderr_groups": kind, "dtype": "bfloat16" if "bfloat16" in more else "float32"}
     of = np.repeat(np.arange(groups), EACH)
-    c = compared(base, candidate, kl=apart, groups=of, document=of, tops=tops, noise_kl=noise, **run)
+    c = compared(base, candidate, kl=apart, groups=of, document=of, tops=tops, noise_kl=noise, **manifest)
     if differs is None:  # as from a server that gives no first choices
         scores = replace(c.candidate.scores, top=None)
         c = replace(c, candidate=replace(c.candidate, scores=scores))

@@ -99,7 +99,7 @@ def test_a_rotary_base_that_is_off_by_a_hundredth_is_changed(stories: Path, corp
 def test_an_exchanged_expert_is_changed_on_the_targets_that_are_routed_to_it(tmp_path: Path) -> None:
     """Two of twelve experts of the last layer change places: no other target can feel it."""
     folder = make_mixture(tmp_path / "mixture", num_local_experts=12)
-    tensors = load_file(folder / "model.safetensors")
+    tensors: dict[str, torch.Tensor] = load_file(folder / "model.safetensors")
 
     def exchanged(name: str, tensor: torch.Tensor) -> torch.Tensor:
         experts = {"layers.2.block_sparse_moe.experts.3.": "7", "layers.2.block_sparse_moe.experts.7.": "3"}
@@ -108,8 +108,9 @@ def test_an_exchanged_expert_is_changed_on_the_targets_that_are_routed_to_it(tmp
         )
         return tensors[other]
 
-    ids = AutoTokenizer.from_pretrained(folder)(SENTENCES[0], return_tensors="pt").input_ids
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer(SENTENCES[0], return_tensors="pt").input_ids
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     routes = model(ids, output_router_logits=True).router_logits[2].topk(2).indices
     reached = {i for i, experts in enumerate(routes[:-1].tolist()) if {3, 7} & set(experts)}
     faulty = with_changed_tensors(folder, tmp_path / "faulty", exchanged)
