@@ -53,8 +53,9 @@ READ_AT_IMPORT = (
     *("PYTHON", "LC_", "LANG", "TZ", "LD_", "HOME", "XDG_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "TRITON", "CUDA_"),
     *("OMP_", "MKL_", "OPENBLAS_", "TORCH_", "ARROW_", "VLLM_LOGGING", "VLLM_CONFIGURE", "VLLM_USE"),
 )
-READ_AGAIN = (  # by ``settle``; the last is set by Ray, and nobody needs it
-    *("PYTHONPATH", "PYTHONWARNINGS", "PYTHONUNBUFFERED", "VLLM_LOGGING_LEVEL", "PYTHONBREAKPOINT"),
+READ_AGAIN = (  # by ``settle``, or by datasets, which no template imports; the last is set by Ray, and nobody needs it
+    *("PYTHONPATH", "PYTHONWARNINGS", "PYTHONUNBUFFERED", "VLLM_LOGGING_LEVEL", "HF_DATASETS_CACHE"),
+    "PYTHONBREAKPOINT",
 )
 SET_BY_VLLM = (  # when it is imported or starts an engine, the last one by benchmarks; no reason for another template
     *("LD_LIBRARY_PATH", "LD_PRELOAD", "TOKENIZERS_PARALLELISM", "TRITON_CACHE_AUTOTUNING"),
