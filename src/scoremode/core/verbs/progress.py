@@ -152,9 +152,8 @@ def duration(seconds: float) -> str:
 
 def _being_imported() -> Iterator[str]:
     """Yields packages whose import has begun and not ended, the outermost first, without Python's own."""
-    for name, module in list(sys.modules.items()):
-        spec = getattr(module, "__spec__", None) if "." not in name else None
-        if getattr(spec, "_initializing", False) and name not in sys.stdlib_module_names:
+    for name in [name for name in list(sys.modules) if "." not in name and name not in sys.stdlib_module_names]:
+        if getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False):
             yield name
 
 

@@ -127,7 +127,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def show_log(*, verbose: bool = False, quiet: bool = False) -> None:
     """Sends the log to standard error only; may be called again to change how much is shown."""
-    LOGGER.setLevel(logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO)
+    if LOGGER.level != (level := logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO):
+        LOGGER.setLevel(level)  # goes through all loggers of all libraries
     LOGGER.propagate = False
     warnings.showwarning = _show_warning
     if not any(isinstance(handler, LineHandler) for handler in LOGGER.handlers):
