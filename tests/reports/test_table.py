@@ -82,6 +82,14 @@ def test_a_value_has_the_digits_that_its_error_allows(value: float, stderr: floa
     assert with_error(Estimate(value, stderr, 100, 10)) == text
 
 
+def test_a_note_stands_below_what_it_is_about() -> None:
+    run = sm.ppl("table:uniform", text="abcdefgh", context_length=4)
+    run.manifest.update(model_notes=["slow here"], notes=[*run.manifest["notes"], "slow here"])
+    lines = [" ".join(line.split()) for line in drawn(run_blocks(run)).splitlines()]
+    assert lines.index("context length 4 instead of the recipe's 2048") < lines.index("slow here")
+    assert lines[lines.index("slow here") - 1].startswith("model table:uniform")
+
+
 def test_a_plan_shows_its_first_windows() -> None:
     out = drawn(plan_blocks(sm.plan("table:uniform", text="abcdefgh", context_length=4, stride=2)))
     assert "feeds 0…3, scores 1…3" in out

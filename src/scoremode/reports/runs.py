@@ -11,7 +11,7 @@ from scoremode.core.text.token_text import joined
 from scoremode.reports.gate import too_few
 from scoremode.reports.numbers import METRICS, RUN_MEASURES, RunMeasure, basis, with_error
 from scoremode.reports.table import NOTHING, Block, Cell, Column, Facts, Note, Row, Table, count, estimate, words
-from scoremode.reports.text import NOT_MEASURED, counted, method_words, middle_cut, shown
+from scoremode.reports.text import NOT_MEASURED, counted, method_words, middle_cut, model_notes, shown
 from scoremode.values import Estimate
 
 if TYPE_CHECKING:
@@ -48,10 +48,13 @@ def run_facts(run: Run) -> Facts:
     covered = f"{100 * m['coverage']:.1f}% of the {m['tokens']:,} tokens covered"
     facts.line("tokens scored", f"{m['targets']:,} in {counted(m['windows'], 'windows')}, {covered}")
     facts.line("method", method_words(m, brief=True))
-    for note in m["notes"]:
+    of_model = [note for note in model_notes(run) if note in m["notes"]]
+    for note in (note for note in m["notes"] if note not in of_model):
         facts.line("", note, style="yellow")
     facts.line("text", f"{m['corpus']} ({m['corpus_bytes']:,} bytes, sha256 {m['corpus_sha256'][:12]}…)")
     facts.line("model", model_line(m))
+    for note in of_model:
+        facts.line("", note, style="yellow")
     if (speed := m["tokens_per_second"]) is not None:
         facts.line("speed", f"{speed:,.0f} tokens/s ({m['forward_tokens']:,} tokens fed in {m['seconds']:.1f} s)")
     facts.line("plan", m["plan_digest"][:16] + "…")

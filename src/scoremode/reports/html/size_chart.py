@@ -204,43 +204,39 @@ class SizeChart:
     @cached_property
     def names(self) -> list[tuple[float, float, str]]:
         """Where the name of each mark stands, without the beginning that all share if else one has no room."""
-        if len(self.points) > MOST_NAMES:
-            return []
         names = [point.name for point in self.points]
         pieces = zip(*(re.split(r"(?<=[-_./ ])", name) for name in names), strict=False)
         same = sum(len(first) for first, *_ in takewhile(lambda alike: len(set(alike)) == 1, pieces))
-        found = self._beside(names, 6.7, 11)
-        found = found if None not in found else self._beside([f"…{name[same:]}" for name in names], 6.7, 11)
-        return [place for place in found if place is not None] if None not in found else []
+        for texts in (names, [f"…{name[same:]}" for name in names]) if len(names) <= MOST_NAMES else ():
+            if len(found := self._beside(texts, 6.7, 11)) == len(names):
+                return found
+        return []
 
     @cached_property
     def numbers(self) -> list[tuple[float, float, str]]:
-        """Where the number of each mark stands; it may cover another one if there is no room."""
+        """Where the number of each mark stands; they may cover others if there is no room."""
         texts = [str(point.number) for point in self.points]
-        found = zip(self._beside(texts, 11, 16), self.places, texts, strict=True)
-        return [place or (x + 9, y - 5, text) for place, (x, y), text in found]
+        found, usual = self._beside(texts, 11, 16), zip(self.places, texts, strict=True)
+        return found if len(found) == len(texts) else [(x + 9, y - 5, text) for (x, y), text in usual]
 
-    def _beside(self, texts: Sequence[str], letter: float, height: float) -> list[tuple[float, float, str] | None]:
-        """Where texts begin so that none covers a mark or another text; None for those that have no room."""
-        found, taken = list[tuple[float, float, str] | None](), [(x - 7, y - 7, x + 7, y + 7) for x, y in self.places]
+    def _beside(self, texts: Sequence[str], letter: float, height: float) -> list[tuple[float, float, str]]:
+        """Where texts begin so that none covers a mark or another text, without those that have no room."""
+        found, taken = list[tuple[float, float, str]](), [(x - 7, y - 7, x + 7, y + 7) for x, y in self.places]
         if (level := self._level()) is not None:
             taken.append((FRAME.x(1) - letter * len(level[1]), level[0] - 16, FRAME.x(1), level[0]))
         for text, (x, y) in zip(texts, self.places, strict=True):
-            width, place = letter * len(text), None
             for right, widths, down in BESIDE:
-                left, base = x + right + widths * width, y + down + (height - 11) * (down > 0)
-                box = (left, base - height, left + width, base + 3)
-                inside = FRAME.left < left and box[2] < FRAME.width and box[1] > 14 and box[3] < FRAME.y(0)
-                if inside and not any(_overlap(box, other) for other in taken):
-                    place = (left, base, text)
-                    taken.append(box)
+                left, base = x + right + widths * letter * len(text), y + down + (height - 11) * (down > 0)
+                end, top, bottom = left + letter * len(text), base - height, base + 3
+                inside = FRAME.left < left and end < FRAME.width and top > 14 and bottom < FRAME.y(0)
+                if inside and not any(left < e and b < end and top < d and u < bottom for b, u, e, d in taken):
+                    found.append((left, base, text))
+                    taken.append((left, top, end, bottom))
                     break
-            found.append(place)
         return found
 
     def drawing(self, title: str) -> Markup:
-        places = self.places
-        corners = [places[i] for i in self.front]
+        corners = [self.places[i] for i in self.front]
         path = f"M{corners[0][0]:.1f} {corners[0][1]:.1f}" + "".join(f"H{x:.1f}V{y:.1f}" for x, y in corners[1:])
         return fill(
             "size_chart.html",
@@ -249,7 +245,7 @@ class SizeChart:
             title=title,
             front=f"{path}H{FRAME.x(1):.1f}",
             level=self._level(),
-            points=list(zip(self.points, places, strict=True)),
+            points=list(zip(self.points, self.places, strict=True)),
         )
 
     def _level(self) -> tuple[float, str] | None:
@@ -265,7 +261,3 @@ class SizeChart:
         unseen = self.log and self.floor > 0 and y > FRAME.y(0) - 0.5
         at_most = ", at most" if min(self.floors) < self.floor else ""
         return y, f"noise floor{at_most} {plain(self.floor)}" + (", below this chart" if unseen else "")
-
-
-def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
