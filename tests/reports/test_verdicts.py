@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from html import unescape
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,14 @@ import pytest
 
 from scoremode.core.statistics.comparison import Comparison, comparison_statistics
 from scoremode.core.statistics.paired import PairedMeans, chance_of_no_change
+from scoremode.reports.comparisons import comparison_json, summary
+from scoremode.reports.html.page import render
+from scoremode.reports.model_card import markdown
+from scoremode.reports.publish import record_files
+from scoremode.reports.ranking import closest_first
 from scoremode.reports.verdicts import Verdict, largest_of_noise, rule_words, scale_words, verdicts
 from tests.core.statistics.test_comparison import compared
-from tests.reports.demo import with_statistics
+from tests.reports.demo import make_baseline, make_comparison, with_statistics
 
 GROUPS, EACH = 40, 25
 
@@ -136,7 +143,7 @@ a likelier text | 0.3 ± 0.02 | 0.2 | -0.05 ± 0.01 | 1e-11 | 20
 a likelier text, of six documents | 0.3 ± 0.02 | 0.2 | -0.05 ± 0.002 | 1e-11 | 6
     changed | but 6.0 effective documents are too few to call the text likelier | : text likelier & likelier (
 a less likely text, of six documents | 0.3 ± 0.02 | 0.2 | 0.05 ± 0.002 | 1e-11 | 6
-    changed, less likely | text less likely (perplexity +5.00% ± 0.20%) | too few
+    changed | but 6.0 effective documents are too few to call the text less likely | : text less & less likely (
 lower perplexity by chance | 0.3 ± 0.02 | 0.2 | -0.05 ± 0.04 | 1e-11 | 20
     changed | perplexity -5.0% ± 4.0%, which may be chance | likelier
 no first choices, but KL | 0.03 ± 0.002 | - | 0.02 ± 0.001 | 1e-11 | 20
@@ -299,3 +306,37 @@ def test_a_mean_of_texts_is_called_likelier_only_if_its_bounds_exclude_1() -> No
         ratio = c.ppl_ratio
         excludes = (ratio.high or 0) < 1 or (ratio.low or 0) > 1
         assert (chance_of_no_change(PairedMeans(c)) < 0.05) == excludes
+
+
+@pytest.mark.parametrize("few_documents", [False, True])
+def test_every_output_claims_the_same_of_few_documents(few_documents: bool) -> None:
+    """A direction, and an order of candidates, only if it is asked for; then how often that is false stands beside."""
+    base = make_baseline(3000)
+    group = np.arange(3000) % 6
+    found = []
+    for seed, name in enumerate(("q4", "q3"), start=2):
+        c = make_comparison(name, base, seed, moved=0.1 * seed)
+        lost = replace(c.candidate.scores, logprob=base.scores.logprob - 0.05 - 0.001 * group)
+        candidate = replace(c.candidate, scores=lost)
+        found.append(replace(c, groups=group, candidate=candidate, few_documents=few_documents))
+    rate = "with 6.0 effective documents such a claim is false in up to 8 % of skewed samples"
+    said = verdicts(found)[0].sentence
+    assert (f"text less likely (perplexity +5.390% ± 0.080%; {rate})" in said) == few_documents
+    assert ("6.0 effective documents are too few to call the text less likely" in said) != few_documents
+    shown, page, records = summary(found), unescape(render(found)), record_files(found)
+    assert shown.verdicts[0][2].sentence == said
+    assert comparison_json(found)["candidates"][0]["sentence"] == said
+    assert said in page
+    claim = said[said.index("perplexity +") :]
+    assert claim in json.loads(records["q4.json"])["sentence"]
+    assert claim in unescape(markdown(found))
+    refused = (
+        "ot ranked: 6.0 effective documents are too few; give at least 10 of about equal length, or --few-documents"
+    )
+    together = (
+        "differences: 1 pair tested together (Holm), at most 5 % false claims in all; with 6.0 effective documents"
+    )
+    for text in ("\n".join(note.text for note in shown.notes), page):
+        assert (refused in text) != few_documents
+        assert (together in text) == few_documents
+    assert (closest_first(found)[0][1] == []) == few_documents

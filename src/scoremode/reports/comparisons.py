@@ -269,7 +269,7 @@ def comparison_notes(found: Sequence[Comparison]) -> list[Note]:
             said.add(i)
             if others := [found[j].name for j in tied if j not in said]:
                 notes.append(Note(f"cannot be told apart: {found[i].name} from {', '.join(others)}", "yellow"))
-    return notes + [Note(words, "dim") for words in [pairs_tested(len(found))] if words]
+    return notes + [Note(words, "dim") for words in [pairs_tested(found)] if words]
 
 
 def _method_line(c: Comparison) -> str:
