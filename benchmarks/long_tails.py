@@ -197,7 +197,7 @@ def false_of_few(draws: int, seed: int) -> dict[str, list[float]]:
                 "surely": (high < 1) | (low > 1),
             }
             if count < 10:  # more documents change little, and take long
-                false["ranking"] = told_apart(p_of_rules(kl, size)["ours"]).any(1)
+                false["ranking"] = np.asarray(told_apart(p_of_rules(kl, size)["ours"]).any(1))
             for place in range(9):
                 here = np.floor(m.effective + 1e-9) == place + 1
                 for claim, claims in false.items() if here.sum() >= draws / 10 else ():
@@ -222,13 +222,13 @@ def main(words: Sequence[str] | None = None) -> int:
     for claim, shares in false_of_few(options.draws, options.seed).items():
         print(f"{claim:<12}" + "".join(f"{100 * share:6.1f}" for share in shares), flush=True)
     print("\nranking: any of four equal candidates told apart | one with half the KL told apart")
-    for kind, spread, uneven in product(KINDS, LOSSES, LENGTHS):
-        if kind == "long" and (spread is None or uneven == "equal"):
+    for kind, spread, (name, uneven) in product(KINDS, LOSSES, LENGTHS.items()):
+        if kind == "long" and (spread is None or not uneven):
             continue
         for count in DOCUMENTS[1:]:
-            rules = ranking(spread, LENGTHS[uneven], count, options.draws // 10, seed=options.seed, kind=kind)
-            shown = [f"{name} {100 * false:.1f} | {100 * power:.1f}" for name, (false, power) in rules.items()]
-            print(f"{kind}, {spread or 'one in ten'}, {uneven}, {count}:  " + ";  ".join(shown), flush=True)
+            rules = ranking(spread, uneven, count, options.draws // 10, seed=options.seed, kind=kind)
+            shown = [f"{rule} {100 * false:.1f} | {100 * power:.1f}" for rule, (false, power) in rules.items()]
+            print(f"{kind}, {spread or 'one in ten'}, {name}, {count}:  " + ";  ".join(shown), flush=True)
     return 0
 
 
