@@ -28,7 +28,7 @@ Floats = npt.NDArray[np.float64]
 DOCUMENTS = (5, 10, 20, 40)
 LENGTHS = {"equal": 0.0, "uneven": 0.7, "very uneven": 1.2}
 LOSSES: tuple[float | None, ...] = (0.3, 0.7, 1.0, 1.5, None)  # None: one in ten loses ten times as much
-KINDS = ("alone", "alike", "long")  # how candidates vary: see ``ranking``
+KINDS = ("alone", "alike", "long", "unequal")  # how candidates vary: see ``ranking``
 ENOUGH, TAIL, FLAT = 10.0, 2.5, 4.5
 
 
@@ -164,7 +164,8 @@ def ranking(
     """By rule: draws in which any of four equal candidates is told apart, and pairs told apart if one has half the KL.
 
     Candidates vary ``alone``, or are ``alike``: they share four fifths of the variance of ln KL, or of one in ten, all
-    of the bad documents; or it is the ``long`` documents that lose most, for half of that variance.
+    of the bad documents; or it is the ``long`` documents that lose most, for half of that variance. Or they are
+    ``unequal``: only their means are the same, and two of them have σ = 0.3.
     """
     random = np.random.default_rng([seed, documents, round(10 * (spread or 0)), round(10 * uneven), KINDS.index(kind)])
     of_length, shape = random.normal(size=(draws, documents)), (draws, documents, 4)
@@ -174,8 +175,9 @@ def ranking(
         bad = random.random((draws, documents, 1) if kind == "alike" else shape) < 0.1
         kl = np.where(bad, 10, 1) / 1.9 * np.exp(0.3 * own - 0.045)
     else:
-        part = {"alone": 0.0, "alike": 0.8, "long": 0.5}[kind]
-        kl = np.exp(spread * (part**0.5 * shared + (1 - part) ** 0.5 * own) - spread**2 / 2)
+        part = {"alike": 0.8, "long": 0.5}.get(kind, 0.0)
+        each = np.array([0.3, 0.3, spread, spread]) if kind == "unequal" else np.full(4, spread)
+        kl = np.exp(each * (part**0.5 * shared + (1 - part) ** 0.5 * own) - each**2 / 2)
     false = {rule: float(told_apart(p).any(1).mean()) for rule, p in p_of_rules(kl, size).items()}
     kl[:, :, 0] /= 2
     power = {rule: float(told_apart(p)[:, :3].mean()) for rule, p in p_of_rules(kl, size).items()}
@@ -223,7 +225,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"{claim:<12}" + "".join(f"{100 * share:6.1f}" for share in shares), flush=True)
     print("\nranking: any of four equal candidates told apart | one with half the KL told apart")
     for kind, spread, (name, uneven) in product(KINDS, LOSSES, LENGTHS.items()):
-        if kind == "long" and (spread is None or not uneven):
+        if (kind == "long" and (spread is None or not uneven)) or (kind == "unequal" and (spread != 1 or uneven)):
             continue
         for count in DOCUMENTS[1:]:
             rules = ranking(spread, uneven, count, options.draws // 10, seed=options.seed, kind=kind)
