@@ -143,6 +143,18 @@ def test_surely_is_refused_over_blocks_of_one_text_and_the_value_still_decides_w
     assert check(parse("kl_mean > 0.9"), known, kind) is None
 
 
+@pytest.mark.parametrize("rule", ["kl_mean < 0.7 surely", "kl_mean > 0.1 surely", "kl_mean > 0.9 surely"])
+def test_of_few_documents_nothing_is_sure_unless_that_is_asked_for(rule: str) -> None:
+    few = {"name": "q4", "kl_mean": 0.5, "kl_mean_low": 0.4, "kl_mean_high": 0.6, "groups": 7, "groups_effective": 6.3}
+    assert check(parse(rule), few, "documents") == (
+        "q4: kl_mean cannot be judged 'surely': 6.3 effective documents are too few; give at least 10 of about equal "
+        "length, or --few-documents"
+    )
+    enough = check(parse(rule), {**few, "groups_effective": 10.0}, "documents")
+    with_rate = "; with 6.3 effective documents such a claim is false in up to 8 % of skewed samples"
+    assert check(parse(rule), few, "documents", few_documents=True) == (enough and enough + with_rate)
+
+
 def test_being_sure_needs_an_error() -> None:
     found = comparison_statistics(compared([-1.0], [-1.0], kl=[0.1]))
     assert check(parse("kl_mean > 5"), found) is None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from html import unescape
 from typing import Any
 
 import numpy as np
@@ -12,10 +14,14 @@ import pytest
 
 from scoremode.core.statistics.comparison import Comparison, comparison_statistics
 from scoremode.core.statistics.paired import PairedMeans, chance_of_no_change
-from scoremode.reports.comparisons import comparison_notes
+from scoremode.reports.comparisons import comparison_json, comparison_notes, summary
+from scoremode.reports.html.page import render
+from scoremode.reports.model_card import markdown
+from scoremode.reports.publish import record_files
+from scoremode.reports.ranking import closest_first
 from scoremode.reports.verdicts import Verdict, largest_of_noise, rule_words, scale_words, verdicts
 from tests.core.statistics.test_comparison import compared
-from tests.reports.demo import with_statistics
+from tests.reports.demo import make_baseline, make_comparison, with_statistics
 
 GROUPS, EACH = 40, 25
 ROUTES = -1.0  # instead of a floor: one target in 256 has another expert when it is computed again
@@ -152,7 +158,7 @@ a likelier text | 0.3 ± 0.02 | 0.2 | -0.05 ± 0.01 | 1e-11 | 20
 a likelier text, of six documents | 0.3 ± 0.02 | 0.2 | -0.05 ± 0.002 | 1e-11 | 6
     changed | but 6.0 effective documents are too few to call the text likelier | : text likelier & likelier (
 a less likely text, of six documents | 0.3 ± 0.02 | 0.2 | 0.05 ± 0.002 | 1e-11 | 6
-    changed, less likely | text less likely (perplexity +5.00% ± 0.20%) | too few
+    changed | but 6.0 effective documents are too few to call the text less likely | : text less & less likely (
 lower perplexity by chance | 0.3 ± 0.02 | 0.2 | -0.05 ± 0.04 | 1e-11 | 20
     changed | perplexity -5.0% ± 4.0%, which may be chance | likelier
 no first choices, but KL | 0.03 ± 0.002 | - | 0.02 ± 0.001 | 1e-11 | 20
@@ -168,7 +174,7 @@ one wrong scale, felt a little everywhere | 1e-05 ± 1e-06 | 0 | 1e-05 ± 2e-05 
 a whole model broken | 9 ± 0.3 | 0.96 | 5000 ± 300 | 1e-11 | 20
     changed, less likely | changed: KL 9.00 & on every target & text less likely (perplexity +500,000% ± 30,000%) | e+
 blocks of one text | 0.414 ± 0.028 | 0.4 | 0.38 ± 0.02 | 1e-11 | 5 | blocks
-    changed | every target & on 5 blocks of 1,024 tokens of this one text, which say nothing of other texts | likel
+    changed | every target & on this one text; nothing is known of other texts | likel
 blocks of one text, no floor | 0.0056 ± 0.0004 | 0.04 | 0.001 ± 0.002 | - | 5 | blocks
     changed | changed: KL 0.00560 & may be chance on 5 blocks | likel & noise
 blocks of one text, a hair above the floor | 0.0015 ± 0.0005 on few targets | 0 | 0.001 ± 0.002 | 0.001 | 5 | blocks
@@ -262,7 +268,7 @@ Q8, Q4, LIKE_Q4 = (0.004, 0.0002), (0.06, 0.004), (0.0601, -0.004)  # the other 
         ((Q8, Q4), 20, "", ""),  # the order of the table is sure
         ((Q4, LIKE_Q4), 20, "", "cannot be told apart: a from b"),
         ((Q8, Q4, LIKE_Q4), 20, "", "cannot be told apart: b from c"),
-        ((Q8, Q4), 5, "blocks", "not ranked: ± is over 5 blocks of 1,024 tokens of this one text; give at least ten"),
+        ((Q8, Q4), 5, "blocks", "not ranked: ± is over 5 blocks of this one text; give at least ten"),
         ((Q8, Q4), 3, "", "not ranked: 3 documents give no ±; give at least ten"),
     ],
 )
@@ -418,3 +424,37 @@ def test_a_mean_of_texts_is_called_likelier_only_if_its_bounds_exclude_1() -> No
         ratio = c.ppl_ratio
         excludes = (ratio.high or 0) < 1 or (ratio.low or 0) > 1
         assert (chance_of_no_change(PairedMeans(c)) < 0.05) == excludes
+
+
+@pytest.mark.parametrize("few_documents", [False, True])
+def test_every_output_claims_the_same_of_few_documents(few_documents: bool) -> None:
+    """A direction, and an order of candidates, only if it is asked for; then how often that is false stands beside."""
+    base = make_baseline(3000)
+    group = np.arange(3000) % 6
+    found = []
+    for seed, name in enumerate(("q4", "q3"), start=2):
+        c = make_comparison(name, base, seed, moved=0.1 * seed)
+        lost = replace(c.candidate.scores, logprob=base.scores.logprob - 0.05 - 0.001 * group)
+        candidate = replace(c.candidate, scores=lost)
+        found.append(replace(c, groups=group, candidate=candidate, few_documents=few_documents))
+    rate = "with 6.0 effective documents such a claim is false in up to 8 % of skewed samples"
+    said = verdicts(found)[0].sentence
+    assert (f"text less likely (perplexity +5.390% ± 0.080%; {rate})" in said) == few_documents
+    assert ("6.0 effective documents are too few to call the text less likely" in said) != few_documents
+    shown, page, records = summary(found), unescape(render(found)), record_files(found)
+    assert shown.verdicts[0][2].sentence == said
+    assert comparison_json(found)["candidates"][0]["sentence"] == said
+    assert said in page
+    claim = said[said.index("perplexity +") :]
+    assert claim in json.loads(records["q4.json"])["sentence"]
+    assert claim in unescape(markdown(found))
+    refused = (
+        "ot ranked: 6.0 effective documents are too few; give at least 10 of about equal length, or --few-documents"
+    )
+    together = (
+        "1 pair tested together (Holm's method), at most 5 % false differences in all; with 6.0 effective documents"
+    )
+    for text in ("\n".join(note.text for note in shown.notes), page):
+        assert (refused in text) != few_documents
+        assert (together in text) == few_documents
+    assert (closest_first(found)[0][1] == []) == few_documents

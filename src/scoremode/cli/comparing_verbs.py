@@ -66,6 +66,7 @@ class CompareVerb(Verb):
             "--fail-if RULE …": 'as in "kl_mean > 0.02" or "same_top < 0.9 surely"',
             "--by-depth": "also KL by depth in the window (always if K/V types are compared)",
             "--no-worse-than NATS": "exit code 1 unless the text is surely not less likely by so many nats per token",
+            **flags.FEW_DOCUMENTS,
             **{flag: about for part in offered_parts() for flag, about in part.flags.items()},
             **{
                 flag: about
@@ -105,6 +106,7 @@ class CompareVerb(Verb):
                     fresh=parsed.fresh,
                     keep=parsed.keep,
                     columns=[*more, *(rule.name for rule in rules)],
+                    few_documents=parsed.few_documents,
                     progress=progress,
                     **flags.question(parsed),
                     **flags.model_arguments(parsed),
@@ -130,8 +132,9 @@ class CompareVerb(Verb):
             except ScoremodeError as error:  # rules and failures are still told
                 unwritten = unwritten or error
         worse = [f"{one.name}: {one.sentence}" for one in tested if not one.no_worse]
-        kind = str(found[0].baseline.manifest.get("stderr_groups", "groups"))
-        code = verdict([*(gate.check(rule, c.statistics(), kind) for rule in rules for c in found), *worse])
+        kind, few = str(found[0].baseline.manifest.get("stderr_groups", "groups")), parsed.few_documents
+        failures = [gate.check(rule, c.statistics(), kind, few_documents=few) for rule in rules for c in found]
+        code = verdict([*failures, *worse])
         if unwritten is not None:
             logger.error(str(unwritten))
         return _tell_failed(failed, others=True) if failed else CANDIDATES_FAILED if unwritten else code
@@ -214,7 +217,7 @@ class ReportVerb(Verb):
             page = "write the HTML page there, as in page.html (default: show the numbers here)"
             parser.add_argument("-o", "--output", metavar="FILE", help=page)
         flags.add(parser, flags.WORST, type=flags.count, default=0)
-        flags.add(parser, {**flags.COLUMNS, **flags.JSON})
+        flags.add(parser, {**flags.FEW_DOCUMENTS, **flags.COLUMNS, **flags.JSON})
 
     def run(self, parsed: argparse.Namespace) -> None:
         from scoremode.core.store.runs import load
@@ -234,7 +237,7 @@ class ReportVerb(Verb):
             raise OptionError("--worst is about one run in the terminal", fix="leave --worst out")
         if more and not others:
             raise OptionError("--columns is about comparisons", fix="name several runs, or leave --columns out")
-        found = of_runs(first, others)
+        found = of_runs(first, others, few_documents=parsed.few_documents)
         if output is not None:
             from scoremode.reports.html.page import render
 
@@ -274,14 +277,17 @@ class CardVerb(Verb):
         flags.add(parser, {"--benchmark DATASET": "for eval-results: a dataset of the hub that is a benchmark"})
         flags.add(parser, {"--task-id ID": "for eval-results: the task in that dataset's eval.yaml"})
         flags.add(parser, {"--metric NAME": "for eval-results: the number (default: ppl_candidate)"})
-        flags.add(parser, flags.JSON)
+        flags.add(parser, {**flags.FEW_DOCUMENTS, **flags.JSON})
 
     def run(self, parsed: argparse.Namespace) -> None:
         from scoremode.reports.card import published
 
         dialect = parsed.dialect or ("json" if parsed.json else "markdown")
         where = parsed.benchmark, parsed.task_id, parsed.metric
-        found, said = published(parsed.run_folders, dialect=dialect, write=parsed.write, out=parsed.out, where=where)
+        few = parsed.few_documents
+        found, said = published(
+            parsed.run_folders, dialect=dialect, write=parsed.write, out=parsed.out, where=where, few_documents=few
+        )
         if said:
             print("\n".join(said))
         elif isinstance(found, str):

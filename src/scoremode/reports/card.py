@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from scoremode.core.disk.uri import is_uri
@@ -30,19 +31,22 @@ def card(
     benchmark: str | None = None,
     task_id: str | None = None,
     metric: str | None = None,
+    few_documents: bool = False,
 ) -> str | dict[str, str]:
     """Returns comparisons as a part of a model card; ``json`` and ``eval-results`` are texts by names of files.
 
     ``found`` are comparisons, the folder of ``compare(…, out=…)``, or folders of runs, the baseline first. ``write``
     also replaces what stands between two markers of a README. ``out`` also writes the files there.
     ``benchmark`` and ``task_id`` say where the hub lists ``eval-results``, ``metric`` which statistic that is.
+    ``few_documents`` is that of ``compare``.
 
     >>> import scoremode as sm
     >>> sm.card(*sm.compare("table:uniform", "table:uniform", text="any text"), dialect="exl3").splitlines()[0][:15]
     '| model | bpw |'
     """
     where = benchmark, task_id, metric
-    return published(found, dialect=dialect, write=write, out=out, where=where)[0]
+    few = few_documents
+    return published(found, dialect=dialect, write=write, out=out, where=where, few_documents=few)[0]
 
 
 def published(
@@ -52,6 +56,7 @@ def published(
     write: str | Path | None,
     out: str | Path | None,
     where: tuple[str | None, str | None, str | None],
+    few_documents: bool = False,
 ) -> tuple[str | dict[str, str], list[str]]:
     """The text or the records of a card, and lines that say what was written. Arguments are as those of ``card``."""
     known = [*readme_parts(), *KINDS]
@@ -63,7 +68,7 @@ def published(
         raise OptionError(f"--out does not fit --dialect {dialect}", fix="give --write README.md")
     markers = YAML_MARKERS if dialect == "model-index" else MARKERS
     output = None if write is None else check_readme(str(write), markers)  # before columns are read
-    compared = _compared(found)
+    compared = [replace(c, few_documents=c.few_documents or few_documents) for c in _compared(found)]
     if dialect in KINDS:
         files = record_files(compared) if dialect == "json" else evaluation_files(compared, *where)
         texts = {Path(out, name): text for name, text in files.items()} if out is not None else {}

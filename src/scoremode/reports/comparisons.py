@@ -269,7 +269,7 @@ def comparison_notes(found: Sequence[Comparison]) -> list[Note]:
         return notes
     if why := why_not_ranked(found):
         return [*notes, Note(why, "yellow")]
-    pairs = pairs_tested(len(found))
+    pairs = pairs_tested(found)
     with suppress(RunError, ValueError):  # candidates of different baselines or texts have no order
         said, before = set[int](), len(notes)
         for i, tied in closest_first(found):

@@ -19,7 +19,7 @@ from typing import Any
 
 from scoremode.core.scores.schema import DIVERGENCE, KL
 from scoremode.core.statistics.comparison import BY_FIELD, FIELDS
-from scoremode.core.statistics.groups import FEWEST, are_blocks, of_blocks
+from scoremode.core.statistics.groups import FEWEST, false_of_few, why_unsure
 from scoremode.errors import OptionError, did_you_mean, harmless
 
 SURELY = "surely"
@@ -88,7 +88,12 @@ def _quoted(text: str) -> str:
 
 
 def check(
-    rule: Rule, statistics: Mapping[str, Any], kind: str = "groups", why_unknown: WhyUnknown | None = None
+    rule: Rule,
+    statistics: Mapping[str, Any],
+    kind: str = "groups",
+    why_unknown: WhyUnknown | None = None,
+    *,
+    few_documents: bool = False,
 ) -> str | None:
     """Says in one line why the gate fails for this candidate; None if it passes. ``kind``: the groups of its errors.
 
@@ -107,15 +112,16 @@ def check(
         failed = holds(value, rule.limit)
         return f"{who}: {rule.name} is {_shown(value, rule.limit)}, {words} {rule.limit:.12g}" if failed else None
     side = "low" if rule.operator.startswith(">") else "high"
-    bound = statistics.get(f"{rule.name}_{side}")
-    if bound is None or are_blocks(kind):
-        known = bound is not None
-        why = of_blocks(statistics["groups"], kind) if known else why_unknown(f"{rule.name}_{side}", statistics)
+    bound, effective = statistics.get(f"{rule.name}_{side}"), statistics.get("groups_effective") or math.inf
+    why = why_unsure(statistics.get("groups") or 0, effective, kind, few_documents=few_documents)
+    if bound is None or why:
+        why = why_unknown(f"{rule.name}_{side}", statistics) if bound is None else why
         return f"{who}: {rule.name} cannot be judged '{SURELY}': {why}"
     if not holds(bound, rule.limit):
         return None
     low, high = (statistics[f"{rule.name}_{end}"] for end in ("low", "high"))
-    return f"{who}: {rule.name} is {value:.4g} (95 %: {low:.4g} to {high:.4g}), surely {words} {rule.limit:.12g}"
+    rate = false_of_few("direction", effective, kind)
+    return f"{who}: {rule.name} is {value:.4g} (95 %: {low:.4g} to {high:.4g}), surely {words} {rule.limit:.12g}{rate}"
 
 
 def _shown(value: float, limit: float) -> str:

@@ -14,8 +14,8 @@ takes its place. A direction of the text that chance gives in fewer than 1 of 10
 
 A second clause says whether the text became likelier or less likely, if the bounds of the perplexity ratio exclude 1
 (all candidates together, by Holm); tokens of probability zero decide alone. It is about the text: a likelier text does
-not make a better model. Over blocks of one text nothing is claimed, and of fewer than ENOUGH effective documents not
-that a text is likelier.
+not make a better model. Over blocks of one text nothing is claimed, and of fewer than ENOUGH effective documents only
+with ``few_documents``, which says how often such a claim is false.
 
 A model that is compared with itself (``scoremode paths``) is within the noise unless the lower 95 % bounds of the rms
 difference and of the mean KL are above all noise that was measured.
@@ -31,7 +31,7 @@ import numpy as np
 
 from scoremode.core.statistics.comparison import Comparison, are_of_paths
 from scoremode.core.statistics.estimate import LEVEL
-from scoremode.core.statistics.groups import ENOUGH, are_blocks
+from scoremode.core.statistics.groups import ENOUGH, are_blocks, false_of_few
 from scoremode.core.statistics.paired import PairedMeans, chance_of_no_change
 from scoremode.errors import readable
 from scoremode.reports.gate import too_few
@@ -294,11 +294,10 @@ def _by_perplexity(c: Comparison, s: Statistics) -> tuple[str, str]:
     effective = s.get("groups_effective") or 0
     if are_blocks(kind):
         return "", f"{change} on {kind.rpartition(' of ')[2]}; nothing is known of other texts"
-    if (usable(s.get("log_ppl_ratio")) or 0) > 0:
-        return LESS, f"{LESS} ({change})"
-    if effective < ENOUGH:
-        return "", f"{change}, but {effective:.1f} effective {kind} are too few to call the text likelier"
-    return LIKELIER, f"{LIKELIER} ({change})"
+    direction = LESS if (usable(s.get("log_ppl_ratio")) or 0) > 0 else LIKELIER
+    if effective < ENOUGH and not c.few_documents:
+        return "", f"{change}, but {effective:.1f} effective {kind} are too few to call the {direction}"
+    return direction, f"{direction} ({change}{false_of_few('direction', effective, kind)})"
 
 
 def _unsure(c: Comparison, s: Statistics) -> str:

@@ -118,7 +118,7 @@ def test_without_slices_all_targets_are_answers() -> None:
     found = comparison_statistics(of_documents([[0.1, -0.2], [0.0], [0.1], [0.3], [-0.2, 0.1, 0.2]]))
     for name in ("", "_stderr", "_low", "_high"):
         assert found[f"answer_logprob{name}"] == found[f"delta_logprob_mean{name}"]
-    sure = of_documents([[-0.1 - 0.001 * n] for n in range(9)])
+    sure = of_documents([[-0.1 - 0.001 * n] for n in range(10)])
     why = check(parse("answer_logprob < -0.01 surely"), comparison_statistics(sure))
     assert why is not None
     assert "surely below -0.01" in why
@@ -147,6 +147,16 @@ def test_the_command_line_prints_the_verdict_and_exits_by_it(command: Command, t
     code, out, err = command(*asked, "0.01", "--num-samples", "1")
     assert code == 1
     assert "too few groups" in out + err
+    code, out, err = command(*asked, "0.01", "--num-samples", "6", "--fail-if", "same_top < 0.9 surely")
+    few = "6.0 effective documents are too few; give at least 10 of about equal length, or --few-documents"
+    assert (code, " ".join((out + err).split()).count(few)) == (1, 2 + 1)
+    few_documents = (*asked, "0.01", "--num-samples", "6", "--fail-if", "same_top < 0.9 surely", "--few-documents")
+    code, out, _ = command(*few_documents)
+    assert code == 0
+    assert "such a claim is false in up to 10 % of skewed samples" in " ".join(out.split())
+    code, out, _ = command(*few_documents, "--out", str(tmp_path / "runs"), "--markdown")
+    assert code == 0
+    assert "--corpus texts.jsonl --few-documents`" in out  # the command that says the same
     for wrong in ("0", "-1", "much"):
         code, _, err = command(*asked, wrong)
         assert code == 2

@@ -340,6 +340,7 @@ class Comparison(PairedRuns, ArrowTable, ComparisonNumbers):
     manifest: Mapping[str, Any]  # how it was made: command, engine, model_format, bytes, bits_per_weight, sizes
     path: str | None = None  # the folder it is stored in
     noise_perturbed: str | None = None  # what was computed in a different way for ``noise_kl``, or why it is None
+    few_documents: bool = False  # claim things about other texts of fewer than ten effective documents, too
 
     @property
     def is_of_paths(self) -> bool:
@@ -381,7 +382,7 @@ class Comparison(PairedRuns, ArrowTable, ComparisonNumbers):
     @typed
     def no_worse_than(self, margin: float) -> Equivalence:
         """Is the candidate no worse than ``margin`` nats per token on texts known to be right, with 95 %?"""
-        return equivalence(self, margin)
+        return equivalence(self, margin, few_documents=self.few_documents)
 
     def to_arrow(self) -> Any:
         """Every column of both runs, one row per target, as a ``pyarrow.Table``."""

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from scoremode.core.statistics.estimate import LEVEL, GroupSums, beyond, finite_or_none, ratio, with_error_fields
-from scoremode.core.statistics.groups import ENOUGH, FEWEST, are_blocks, of_blocks, too_few_effective
+from scoremode.core.statistics.groups import FEWEST, are_blocks, false_of_few, why_unsure
 from scoremode.core.statistics.paired import PairedMeans, PairedRuns
 from scoremode.core.store.run import Run
 from scoremode.errors import OptionError
@@ -98,6 +98,7 @@ class Equivalence:
     skewness: float = 0.0  # to expect of the mean per token
     groups: str = "groups"  # what errors are over, in words
     effective: float = math.inf  # how many groups of equal size would tell as much
+    few_documents: bool = False  # judge fewer than ENOUGH of them, too
 
     @property
     def p_worse(self) -> float | None:
@@ -121,7 +122,7 @@ class Equivalence:
     @property
     def no_worse(self) -> bool:
         """Is it shown that the candidate is no worse than the margin?"""
-        return self.p_worse is not None and self.p_worse <= 1 - LEVEL and self.effective >= ENOUGH
+        return self.p_worse is not None and self.p_worse <= 1 - LEVEL and not self.refusal
 
     @property
     def no_better(self) -> bool:
@@ -138,9 +139,7 @@ class Equivalence:
             return "a target has probability zero"
         if e.stderr is None:
             return f"too few groups for an error ({e.groups}, {FEWEST} are needed)"
-        if are_blocks(self.groups):
-            return of_blocks(e.groups, self.groups)
-        return too_few_effective(self.effective, self.groups) if self.effective < ENOUGH else ""
+        return why_unsure(e.groups, self.effective, self.groups, few_documents=self.few_documents)
 
     @property
     def sentence(self) -> str:
@@ -150,11 +149,14 @@ class Equivalence:
         e, margin = self.per_token, f"{self.margin:.12g}"
         said = f"{e.value:+.4g} ± {e.stderr:.2g} nats per token"
         if not self.no_worse:
-            why = "is worse by more" if e.high is not None and e.high < -self.margin else "may be worse by more"
-            return f"not shown to be no worse than {margin}, it {why}: {said} (p = {self.p_worse:.2g})"
+            is_worse = e.high is not None and e.high < -self.margin
+            rate = false_of_few("direction", self.effective, self.groups) if is_worse else ""
+            why = "is worse by more" if is_worse else "may be worse by more"
+            return f"not shown to be no worse than {margin}, it {why}: {said} (p = {self.p_worse:.2g}){rate}"
         kind = "equivalent within" if self.no_better else "no worse than"
         chance = max(self.p_worse or 0.0, self.p_better or 0.0) if self.no_better else self.p_worse
-        return f"{kind} {margin}, with 95 %: {said} (p = {chance:.2g})"
+        rate = false_of_few("no worse", self.effective, self.groups)
+        return f"{kind} {margin}, with 95 %: {said} (p = {chance:.2g}){rate}"
 
     def as_json(self) -> dict[str, Any]:
         """All numbers by name; None for those that are not known."""
@@ -180,7 +182,7 @@ def require_margin(margin: float) -> None:
         raise OptionError(what, fix="give nats per token, as in 0.01")
 
 
-def equivalence(runs: PairedRuns, margin: float) -> Equivalence:
+def equivalence(runs: PairedRuns, margin: float, *, few_documents: bool = False) -> Equivalence:
     """Tests whether the candidate is no worse than ``margin`` nats per token on texts that are known to be right."""
     require_margin(margin)
     with np.errstate(invalid="ignore"):  # a target of probability zero gives NaN, which is told
@@ -188,5 +190,6 @@ def equivalence(runs: PairedRuns, margin: float) -> Equivalence:
         per_token = sums.estimate("change")
         skewness = sums.skewness() if per_token.stderr else 0.0
         return Equivalence(
-            runs.name, float(margin), per_token, change_per_document(runs), skewness, kind, sums.effective
+            *(runs.name, float(margin), per_token, change_per_document(runs), skewness),
+            *(kind, sums.effective, few_documents),
         )

@@ -25,7 +25,12 @@ from scoremode.core.plan.plan import Plan
 from scoremode.values import Floats, Ids, Ints
 
 FEWEST = 5  # groups; with fewer, an error estimate would be useless
-ENOUGH = 10.0  # effective groups; of fewer, "nothing was lost" is claimed falsely too often: docs/statistics.md
+ENOUGH = 10.0  # effective groups; of fewer, claims about other texts are false too often: docs/statistics.md
+FALSE_OF_FEW = {  # % of skewed samples, of 1, 2, … 9 effective groups; benchmarks/long_tails.py measures them
+    "no worse": (11, 12, 13, 14, 11, 10, 9, 10, 9),
+    "direction": (4, 7, 9, 10, 8, 8, 7, 7, 7),
+    "ranking": (5, 5, 6, 5, 5, 5, 5, 5, 5),
+}
 STRETCH = 1 << 15  # tokens; shorter neighbouring stretches of one text are correlated
 SHORTEST = 256  # tokens of a block; shorter ones were not measured
 BLOCKS = "blocks of"  # how the kind of such groups begins
@@ -99,14 +104,28 @@ def of_blocks(groups: int, kind: str) -> str:
     return f"the error is over {groups} {kind}, and {FEWEST} unrelated texts are needed"
 
 
-def too_few_effective(effective: float, kind: str) -> str:
-    """Says why so few groups do not show that nothing was lost.
+def why_unsure(groups: int, effective: float, kind: str, *, few_documents: bool) -> str:
+    """Says why an error over these groups decides nothing about other texts, and what to do; '' if it does.
 
-    >>> too_few_effective(4.21, "documents")
-    '4.2 effective documents are too few to show that nothing was lost (10 are needed, of about equal length)'
+    >>> why_unsure(6, 4.21, "documents", few_documents=False)
+    '4.2 effective documents are too few; give at least 10 of about equal length, or --few-documents'
     """
-    needed = f"{ENOUGH:.0f} are needed, of about equal length"
-    return f"{effective:.1f} effective {kind} are too few to show that nothing was lost ({needed})"
+    if are_blocks(kind):
+        return of_blocks(groups, kind)
+    fix = f"give at least {ENOUGH:.0f} of about equal length, or --few-documents"
+    return "" if few_documents or effective >= ENOUGH else f"{effective:.1f} effective {kind} are too few; {fix}"
+
+
+def false_of_few(claim: str, effective: float, kind: str) -> str:
+    """Says how often a claim of that kind is false with so few groups; '' if there are enough.
+
+    >>> false_of_few("no worse", 5.2, "documents"), false_of_few("no worse", 10.0, "documents")
+    ('; with 5.2 effective documents such a claim is false in up to 11 % of skewed samples', '')
+    """
+    if effective >= ENOUGH:
+        return ""
+    share = FALSE_OF_FEW[claim][max(1, int(effective)) - 1]
+    return f"; with {effective:.1f} effective {kind} such a claim is false in up to {share} % of skewed samples"
 
 
 def _scored(plan: Plan) -> tuple[int, int]:

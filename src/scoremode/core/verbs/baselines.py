@@ -154,7 +154,8 @@ def compare_with(beside: AbstractContextManager[OpenBaseline], candidate: LazyMo
         run_p, run_q = against.finished(run_q), outliving(candidate, run_q, out)
     if folders.command:  # a run that was there may have been made by another
         run_q = replace(run_q, manifest={**run_q.manifest, "command": folders.command})
-    return as_comparison(name_of(candidate), run_p, run_q, run_q.divergences, against.missing)
+    compared = as_comparison(name_of(candidate), run_p, run_q, run_q.divergences, against.missing)
+    return replace(compared, few_documents=folders.few_documents)
 
 
 def _score(against: OpenBaseline, candidate: LazyModel, claim: runs.Claim) -> Run:
@@ -270,7 +271,9 @@ class StoredRun:
         )
 
 
-def of_runs(baseline: str, candidates: Sequence[str], run_p: Run | None = None) -> list[Comparison]:
+def of_runs(
+    baseline: str, candidates: Sequence[str], run_p: Run | None = None, *, few_documents: bool = False
+) -> list[Comparison]:
     """Compares finished runs of one plan. KL is known only if the candidate was scored against the baseline.
 
     ``run_p`` is the baseline's run if it is loaded already.
@@ -289,7 +292,7 @@ def of_runs(baseline: str, candidates: Sequence[str], run_p: Run | None = None) 
         divergences, missing = divergence_between(run_p, run_q)
         name = run_q.manifest.get("variant") or short(candidate)
         found.append(as_comparison(name, run_p, run_q, divergences, missing))
-    return found
+    return [replace(c, few_documents=few_documents) for c in found]
 
 
 def no_states(baseline: str, candidate: str) -> InputError:

@@ -136,6 +136,7 @@ def compare(
     fresh: bool = False,
     keep: bool = False,
     columns: Sequence[str] = (),
+    few_documents: bool = False,
     progress: Progress | None = None,
     **arguments: Unpack[CompareArguments],
 ) -> Comparisons:
@@ -151,6 +152,9 @@ def compare(
     The baseline has the same engine and options, but for ``baseline_engine`` and ``baseline_options``. A model as the
     baseline runs beside a single candidate if both engines allow that; else its states are kept first. One that has
     logits only, such as a GGUF file, runs beside each candidate.
+
+    Of fewer than ten effective documents, ``few_documents`` claims what is refused otherwise (no worse, a direction, a
+    rank), each with how often such a claim was measured to be false.
 
     Every candidate leaves ``record.json`` in its run's folder below ``out``; ``records`` is a folder for copies.
 
@@ -174,8 +178,9 @@ def compare(
     request = CompareRequest(engine, options, baseline_engine, baseline_options, tokenizer_name(tokenizer), keep)
     more = [name for name in columns if name in BY_NAME and needs_whole_divergence([name])]
     of_model = {"engine": engine, "tokenizer": tokenizer, **options, **request.of_baseline, "columns": more}
+    of_model["few_documents"] = few_documents
     command = command_for("compare", (baseline, *candidates), {**question, **of_model})
-    folders = Folders(located(out) if out is not None else None, fresh, progress, command)
+    folders = Folders(located(out) if out is not None else None, fresh, progress, command, few_documents)
     try:
         found = _compare(baseline, candidates, question, request, folders, outputs=outputs, columns=columns)
     except CandidatesError as error:
@@ -308,8 +313,8 @@ def _compare_each(
         in_turn = sorted(models, key=lambda name: name not in still_open)
         found, failed = score_in_turn(in_turn, score, folders.progress)
         try:
-            of_finished = of_runs(baseline, finished, against.finished(question, folders)) if finished else []
-            found |= zip(finished, of_finished, strict=True)
+            run_p, few = against.finished(question, folders) if finished else None, folders.few_documents
+            found |= zip(finished, of_runs(baseline, finished, run_p, few_documents=few), strict=True)
         except ScoremodeError as error:
             if not models:
                 raise

@@ -208,6 +208,7 @@ class Folders:
     fresh: bool
     progress: Progress | None
     command: str = ""  # that asks for the same comparison; '' if there is none
+    few_documents: bool = False  # as in a Comparison
 
     def folder(self, name: str) -> Path | RemotePath | None:
         """The folder for the run of that name. Of a name that is a path, the last part is used."""

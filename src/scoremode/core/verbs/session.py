@@ -184,6 +184,7 @@ class Model:
         *,
         out: str | Path | None = None,
         fresh: bool = False,
+        few_documents: bool = False,
         progress: Progress | None = None,
         **question: Unpack[CompareQuestion],
     ) -> Comparison:
@@ -193,7 +194,8 @@ class Model:
         """
         outputs, rest = split_outputs(question)
         asked = check_question(rest, needs_text=isinstance(baseline, Model))
-        folders = Folders(located(out) if out is not None else None, fresh, progress)
+        place = located(out) if out is not None else None
+        folders = Folders(place, fresh, progress, few_documents=few_documents)
         check_outputs(outputs, {name_of(self._model): folders.of(self._model)})
         with ExitStack() as asking:
             asking.enter_context(self._asking())

@@ -105,6 +105,9 @@ CARDS: Flags = {
     "--model-index": "print the metadata block for the Hugging Face hub",
 }
 COLUMNS: Flags = {"--columns NAME,…": "more statistics in the table, as in overlap,kl_reverse_mean,top5_same"}
+FEW_DOCUMENTS: Flags = {
+    "--few-documents": "claim things of fewer than ten effective documents too, and say how often that is false"
+}
 HAS_PAGES = "report" in extensions.public_names()
 REPORT: Flags = {"--report FILE": "write the HTML report there"} if HAS_PAGES else {}
 AGAIN = {"--corpus TEXT …": "; may be given again", "--method METHOD …": "; may be given again"}

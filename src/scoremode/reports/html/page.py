@@ -79,7 +79,7 @@ def render(
         tied=listed([names[i] for i in tied]),
         not_ranked=why_not_ranked(comparisons),
         s=comparisons[best].statistics() if best is not None else {},
-        pairs=pairs_tested(len(comparisons)),
+        pairs=pairs_tested(comparisons),
         sections={name: title for name, title, html in all_sections if html},
         parts=[html for *_, html in all_sections],
         data={**page_data(comparisons, alone, text_targets), "first": worst_view(comparisons, alone)},

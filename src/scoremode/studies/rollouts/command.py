@@ -179,6 +179,6 @@ FLAGS = {
 }
 NOT_OF_TRAINERS = (
     *("baseline_engine", "baseline_dtype", "out", "fresh", "keep", "by_depth", "columns", "no_worse_than"),
-    *("markdown", "model_index"),
+    *("markdown", "model_index", "few_documents"),
 )
 PART = OfferedPart(FLAGS, asked, ("rollouts",), readings_part, compare_trainer)
