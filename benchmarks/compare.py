@@ -4,6 +4,8 @@
     python benchmarks/compare.py bytes [--width 4096 --vocabulary 128256]      a reference against float16 logits
     python benchmarks/compare.py time MODEL [--engine vllm] [--tokens 65536]   against a reference / scoring alone
 
+    python benchmarks/compare.py models BASELINE CANDIDATE… [--tokens 2048]    a whole command; --src of other versions
+
 ``time`` uses the model as its own candidate: it measures the work, not the divergence.
 """
 
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -20,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common import peak_mib
+from common import SRC, peak_mib
 
 from scoremode.core.engine.base import Wanted
 
@@ -101,6 +104,34 @@ def timed(given: argparse.Namespace) -> dict[str, Any]:
     return {"targets": plan.targets, "alone_s": a, "against_s": b, "ratio": b / a, "settings": facts.settings}
 
 
+def models(given: argparse.Namespace) -> dict[str, Any]:
+    """Wall time, CPU time and the peak of memory of ``scoremode compare``, in each source tree in turn."""
+    words = "The quick brown fox jumps over the lazy dog while nobody is looking. "
+    found: dict[str, Any] = {}
+    for tree in given.src:
+        figures = []
+        for _ in range(given.repeat):
+            with tempfile.TemporaryDirectory() as folder:
+                text = Path(folder) / "text.txt"
+                text.write_text(words * (given.tokens // 14 + 1))
+                environment = {**os.environ, "PYTHONPATH": tree, "SCOREMODE_CACHE": f"{folder}/cache"}
+                sizes = ["--context-length", str(given.context), "--stride", str(given.context), "--json"]
+                names = [sys.executable, "-m", "scoremode", "compare", given.model, *given.candidates]
+                began = time.perf_counter()
+                child = subprocess.Popen(
+                    [*names, "--corpus", str(text), *sizes], env=environment, stdout=subprocess.DEVNULL
+                )
+                _, status, used = os.wait4(child.pid, 0)
+                seconds = time.perf_counter() - began
+                child.returncode = os.waitstatus_to_exitcode(status)
+                assert child.returncode == 0, "the comparison failed"
+            figures.append((seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024))
+        wall, cpu, peak = (statistics.median(column) for column in zip(*figures, strict=True))
+        found[tree] = {"wall_s": wall, "cpu_s": cpu, "peak_mib": peak}
+        print(f"{tree}: {wall:.1f} s, {cpu:.1f} s of CPU, {peak:.0f} MiB at the peak", flush=True)
+    return found
+
+
 def _none(plan: Any) -> Any:
     import numpy as np
 
@@ -116,8 +147,10 @@ def _seconds(answers: Any) -> float:
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("memory", "bytes", "time"))
+    parser.add_argument("what", choices=("memory", "bytes", "time", "models"))
     parser.add_argument("model", nargs="?", default="smollm2-135m")
+    parser.add_argument("candidates", nargs="*")
+    parser.add_argument("--src", nargs="+", default=[str(SRC)], help="source trees of versions")
     parser.add_argument("--engine", default=None)
     parser.add_argument("--dtype", default=None)
     parser.add_argument("--tokens", type=int, default=8192)
@@ -128,7 +161,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--targets", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--json", metavar="FILE")
     given = parser.parse_args(words)
-    found = {"memory": memory, "bytes": size, "time": timed}[given.what](given)
+    found = {"memory": memory, "bytes": size, "time": timed, "models": models}[given.what](given)
     if given.json:
         Path(given.json).write_text(json.dumps({**found, "own_peak_mib": peak_mib()}, indent=1, default=str))
     return 0

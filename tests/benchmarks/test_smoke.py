@@ -66,6 +66,11 @@ ROWS = (
         "time {tiny} --tokens 140 --context 32 --repeat 1",
         ("# targets on transformers", "alone # s, against # s", "# × scoring alone"),
     ),
+    Row(
+        "compare",
+        "models {tiny} {tiny} --tokens 140 --context 32 --repeat 1",
+        (": # s, # s of CPU, # MiB at the peak",),
+    ),
     Row("long_tails", "--draws 400", ("1.0, very uneven" + " +#" * 2, "one with half the KL told apart")),
     Row("honest_noise", "--references 6", ("# of 24  no difference found", "# of 24  changed")),
     Row("coverage", "--draws 2", ("documents: python_docs", "60" + " +#%" * 5, r"32,768" + " +#" * 5)),

@@ -1,4 +1,4 @@
-"""Comparisons: KL in closed form, against float64 on a real model, from a reference and in lockstep, and refusals."""
+"""Comparisons: KL in closed form, against float64 on a real model, from references and models, and refusals."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from scoremode.core.disk.folders import entry_folder
 from scoremode.core.engine import baseline
+from scoremode.core.references.writer import MeasuredNoise
 from scoremode.core.scores.journal import Journal
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.store import runs
@@ -88,7 +89,7 @@ def test_the_divergence_is_that_of_a_models_logits_in_float64(models: tuple[Path
         assert getattr(found.divergences, name) == pytest.approx(exact, rel=1e-4, abs=1e-7), name
 
 
-def test_a_reference_gives_the_bits_of_lockstep(models: tuple[Path, Path], kept: Path, tmp_path: Path) -> None:
+def test_a_reference_gives_the_bits_of_its_model(models: tuple[Path, Path], kept: Path, tmp_path: Path) -> None:
     (beside,) = compare(*map(str, models), out=tmp_path / "beside", **SMALL)
     (stored,) = compare(str(kept), str(models[1]), out=tmp_path / "stored")
     assert np.array_equal(kl_of(beside), kl_of(stored))
@@ -257,28 +258,102 @@ def test_two_models_take_one_pass_each(
     assert found.baseline.perplexity.value == alone.perplexity.value
 
 
+@pytest.mark.parametrize("of", [0, 1], ids=["baseline", "candidate"])
 def test_a_comparison_that_goes_on_computes_what_is_missing(
-    models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: int
 ) -> None:
+    """Wherever it was cut off. The hidden states are removed when it is complete."""
+    monkeypatch.setenv("SCOREMODE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(baseline, "NOISE_WINDOWS", 1)
     question = {**SMALL, "text": TEXT * 8, "batch_tokens": 1}
+    passes: list[int] = []
 
     def stop(done: int, total: int) -> None:
-        if done > 0.8 * total:
+        passes.extend([done] if done == 0 else [])
+        if done > 0.8 * total and len(passes) > of:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         compare(*map(str, models), out=tmp_path / "out", progress=stop, **question)
+    assert len(states_in(tmp_path)) == 1
     fed = Fed(monkeypatch)
     (found,) = compare(*map(str, models), out=tmp_path / "out", **question)
     whole = ask(str(models[0]), **SMALL | {"text": TEXT * 8}).plan.forward_tokens
-    assert fed.tokens[models[1].name] < 0.3 * whole
-    assert fed.tokens[models[0].name] < 0.5 * whole
+    assert (fed.tokens[models[1].name] < 0.3 * whole) == bool(of)
+    assert fed.tokens.get(models[0].name, 0) < 0.5 * whole * (1 - of) + 1
+    assert states_in(tmp_path) == []
     (at_once,) = compare(*map(str, models), out=tmp_path / "again", **question)
     assert np.array_equal(kl_of(found), kl_of(at_once))
+    assert np.array_equal(found.noise_kl, at_once.noise_kl)  # type: ignore[arg-type]
     for name in ("baseline", "candidate"):
         went_on, other = (getattr(c, name).scores.logprob for c in (found, at_once))
         assert np.array_equal(went_on, other)
+
+
+def states_in(folder: Path) -> list[Path]:
+    return list(folder.rglob("states-*.safetensors"))
+
+
+def test_a_reference_in_the_cache_is_used_and_stays(
+    models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCOREMODE_CACHE", str(tmp_path))
+    reference(str(models[0]), **SMALL)
+    fed = Fed(monkeypatch)
+    (found,) = compare(*map(str, models), **SMALL)
+    assert models[0].name not in fed.tokens
+    assert found.noise_kl is not None
+    assert [path.parent.parent.name for path in states_in(tmp_path)] == ["references"]
+    assert ppl(str(models[0]), **SMALL).cached, "the baseline's run is kept as that of ppl"
+
+
+def test_a_noise_floor_that_was_cut_off_goes_on(
+    models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    question = {**SMALL, "text": TEXT * 8}
+    whole = reference(str(models[0]), tmp_path / "whole", **question).manifest
+    measured: list[int] = []
+    adding = MeasuredNoise.__setitem__
+
+    def stop(self: MeasuredNoise, window: int, kl: Any) -> None:
+        adding(self, window, kl)
+        measured.append(window)
+        if len(measured) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(MeasuredNoise, "__setitem__", stop)
+    phases = Phases()
+    with pytest.raises(KeyboardInterrupt):
+        reference(str(models[0]), tmp_path / "ref", progress=phases, **question)
+    assert phases.words[-1] == "measuring the noise floor"
+    again = reference(str(models[0]), tmp_path / "ref", **question).manifest
+    assert len(measured) == len(set(measured)) > 7
+    assert again["noise_kl"] == whole["noise_kl"]
+    assert again["noise_perturbed"] == whole["noise_perturbed"]
+
+
+class Phases:
+    """A progress that remembers the words of its phases."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def __call__(self, done: int, total: int, /) -> None: ...
+
+    def phase(self, words: str) -> None:
+        self.words.append(words)
+
+
+def test_states_that_do_not_fit_on_the_disk_are_refused_before_anything_is_scored(
+    models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed = Fed(monkeypatch)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 10**6, 1000))  # type: ignore[attr-defined]
+    with pytest.raises(
+        RunError, match=r"take about .* of disk, and .* has 1 kB left; free some space, score less text"
+    ):
+        compare(*map(str, models), fresh=True, **SMALL)
+    assert sum(fed.tokens.values()) < 60, "nothing but the probe of the head"
 
 
 def test_a_finished_candidate_needs_only_its_baseline(models: tuple[Path, Path], tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_it_closes_and_opens_again_and_an_error_leaves_it_usable(
     assert len(opened) == 2
 
 
-def test_two_open_models_are_compared_side_by_side_and_engines_that_were_given_keep_no_folder(
+def test_two_open_models_are_compared_and_engines_that_were_given_keep_no_folder(
     opened: list[Engine],
 ) -> None:
     with sm.open("table:uniform") as baseline, sm.open("table:successor") as candidate:
@@ -100,20 +100,6 @@ def test_two_open_models_are_compared_side_by_side_and_engines_that_were_given_k
         found = candidate.compare(baseline, text="one text")
     assert (found.baseline.path, found.candidate.path) == (None, None)
     assert len(found.baseline.scores.logprob) == len("one text") - 1
-
-
-def test_two_models_that_cannot_run_side_by_side_are_refused_before_they_are_opened(
-    tiny: Path, opened: list[Engine], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from dataclasses import replace
-
-    from scoremode.engines.transformers import TransformersPlugin
-
-    alone = replace(TransformersPlugin.capabilities, side_by_side=False)
-    monkeypatch.setattr(TransformersPlugin, "capabilities", alone)
-    with sm.open(str(tiny)) as baseline, sm.open(str(tiny)) as candidate, pytest.raises(EngineError, match="beside"):
-        candidate.compare(baseline, text=TEXT, **ASKED)
-    assert opened == []
 
 
 # ── what is refused ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -229,11 +229,3 @@ def test_a_forward_that_a_user_patched_stays(tiny: Path) -> None:
     seen = len(calls)
     scored(engine, WindowList((own_tokens(random_ids(17)),)))
     assert len(calls) > seen
-
-
-def test_windows_that_share_a_batch_with_a_missing_one_are_computed(tiny: Path) -> None:
-    engine = engine_for(tiny, batch_tokens=60)
-    windows = WindowList(tuple(own_tokens(random_ids(20, i)) for i in range(7)))  # batches of three
-    done = np.array([True, True, False, True, True, True, True])
-    assert engine.computes(windows, done).tolist() == [True, True, True, False, False, False, False]
-    assert not engine.computes(windows, np.ones(7, np.bool_)).any()

@@ -32,7 +32,7 @@ from pathlib import Path
 from scoremode.core.cache.units import counts_in_words, parse_size, size_words
 from scoremode.core.disk import folders
 from scoremode.core.disk.folders import JOURNAL, LOCK, MANIFEST, MODEL_MARK, cache_folder
-from scoremode.core.disk.locks import Lock, open_locked, share_until_exit
+from scoremode.core.disk.locks import Lock, end_sharing, open_locked, share_until_exit
 from scoremode.core.strict_json import read_object
 from scoremode.errors import OptionError, RunError, print_line
 
@@ -228,6 +228,14 @@ def _take(entry: Entry, held: ExitStack) -> str | None:
     now = inspect_entry(entry.kind, entry.path)
     # creating the lock changed the time of an empty folder
     return CHANGED if now is None or (now.used > entry.used and now.size) else None
+
+
+def drop_entry(folder: Path) -> None:
+    """Removes an entry of the cache that this process has read, unless another process is using it."""
+    end_sharing(mark_of(folder))
+    entry = inspect_entry(folder.parent.name, folder)
+    if entry is not None:
+        remove(entry)
 
 
 # ── the limit ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -127,3 +127,11 @@ def share_until_exit(path: Path) -> None:
         found = path.stat()
         if (found.st_dev, found.st_ino) not in _shared and (file := open_locked(path, shared=True)) is not None:
             _shared[found.st_dev, found.st_ino] = file
+
+
+def end_sharing(path: Path) -> None:
+    """Gives up the lock of ``share_until_exit``; does nothing if it is not held."""
+    with suppress(OSError):
+        found = path.stat()
+        if (file := _shared.pop((found.st_dev, found.st_ino), None)) is not None:
+            os.close(file)

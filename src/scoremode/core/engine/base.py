@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -111,6 +111,8 @@ class StoredDistributions(WholeDistributions):
 class LogitsBaseline(WholeDistributions):
     """A baseline that runs at the same time as the candidate, and gives its logits. Nothing is rounded or kept."""
 
+    engine: Engine
+
     @abstractmethod
     def logits(self, index: int, window: Window) -> Callable[[slice], Tensor]:
         """Returns a function that gives the float32 logits (n, vocabulary) of some of the window's rows.
@@ -149,6 +151,7 @@ class Engine(ABC):
     longest: int | None = None  # tokens of the longest window that it takes as it was opened; None: the model's context
     show: Callable[[str], None] | None = None  # is given words about who scores, to be shown at once
     watch: Callable[[int], None] | None = None  # is told how many tokens of windows without an answer yet were fed
+    measured: MutableMapping[int, Floats] | None = None  # KL of windows of a noise floor, in the order they came in
 
     @abstractmethod
     def score(self, source: WindowSource, done: Bools, want: Wanted = SCORES) -> Iterator[tuple[int, Answers]]:
@@ -197,15 +200,12 @@ class Engine(ABC):
         """Facts for the manifest about how the last question was scored; those under ``notes`` are printed as well."""
         return {}
 
-    def computes(self, source: WindowSource, done: Bools) -> Bools:
-        """The windows that will be computed if some are ``done``: also done ones where batches are computed whole."""
-        return ~done
-
     def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
         """Compute the windows that are not ``done`` in an unusual way, and measure their KL from the usual states.
 
         An unusual way adds numbers in another order, as another batch does; it never uses fewer bits. The engine says
-        what it changed, leaves out rows that it may have computed in the usual way, and is unchanged afterwards.
+        what it changed, leaves out rows that it may have computed in the usual way, and is unchanged afterwards. It
+        may add what it measures to ``measured``; windows that are there need not be computed again.
         """
         return only_one_way(self)
 

@@ -48,14 +48,6 @@ def batches_side_by_side(source: WindowSource, sequences: int) -> list[Ints]:
     return [order[begin : begin + sequences] for begin in range(0, len(order), sequences)]
 
 
-def in_touched_batches(batches: list[Ints], done: Bools) -> Bools:
-    """Returns which windows are computed if a batch is computed whole as soon as one of its windows is not done."""
-    found = np.zeros(len(done), np.bool_)
-    for batch in batches:
-        found[batch] = not done[batch].all()
-    return found
-
-
 def prompt_groups(source: WindowSource) -> list[Ints]:
     """Returns groups of window indices, one group per prompt, for an engine that feeds one window at a time."""
     if source.prefix_group is None:

@@ -89,22 +89,20 @@ def moved(rows: slice, by: int) -> slice:
 
 
 # ── a baseline ───────────────────────────────────────────────────────────────────────────────────────────────────────
+KeepAnswers = Callable[[int, Answers, float], None]
+"""Is given the index of a window, the answers to it, and the seconds that they took."""
+
+
 class LiveLogits(LogitsBaseline):
     """A baseline that has logits and no hidden states, and runs at the same time as the candidate.
 
-    A window is computed when the candidate asks for it, and no logits outlive its blocks. With ``keeps_answers``, the
-    baseline's own scores are computed from the same logits, and kept until ``take_answers``.
+    A window is computed when the candidate asks for it, and no logits outlive its blocks. With ``keep``, the baseline's
+    own scores are computed from the same logits.
     """
 
-    def __init__(self, engine: Engine, plan: WindowSource, *, keeps_answers: bool = False) -> None:
-        self.engine, self.plan, self.keeps_answers = engine, plan, keeps_answers
+    def __init__(self, engine: Engine, plan: WindowSource, keep: KeepAnswers | None = None) -> None:
+        self.engine, self.plan, self.keep = engine, plan, keep
         self.vocabulary = engine.facts.known_vocabulary
-        self._answers: list[tuple[int, Answers, float]] = []
-
-    def take_answers(self) -> list[tuple[int, Answers, float]]:
-        """Windows that were answered since the last call: the index, the answers, and the seconds that they took."""
-        found, self._answers = self._answers, []
-        return found
 
     def logits(self, index: int, window: Window) -> Callable[[slice], Tensor]:
         return LogitsCursor(self._blocks(index, window)).rows
@@ -117,11 +115,11 @@ class LiveLogits(LogitsBaseline):
             reducer = LogitsReducer(self.plan, SCORES, logits.device, self.vocabulary)
             for block in reducer.blocks(len(logits)):
                 place, found = moved(block, rows.start), logits[block].float()
-                if self.keeps_answers:
+                if self.keep is not None:
                     parts += reducer.reduce((index, window), place, found.clone())  # a copy: it may be overwritten
-                if self.keeps_answers and place.stop == len(window.rows):  # nobody may ask for more than the last row
+                if self.keep is not None and place.stop == len(window.rows):  # nobody may ask for more rows
                     answers = reducer.answers(parts, window.targets.shape[1])
-                    self._answers.append((index, answers, seconds + time.perf_counter() - resumed))
+                    self.keep(index, answers, seconds + time.perf_counter() - resumed)
                 seconds += time.perf_counter() - resumed
                 yield place, found
                 resumed = time.perf_counter()

@@ -42,7 +42,6 @@ class Capabilities:
     hidden_states: bool = False  # with the head: references, and baselines of comparisons
     divergence: bool = False  # KL against a reference
     distributions: bool = False  # the whole distribution of a row in 16 bits, for llama.cpp's files of base logits
-    side_by_side: bool = False  # can run beside another engine in one process, window by window, without a reference
     replicas: bool = False  # several of it may run at a time
     logits: bool = False  # has ``Engine.logits``: baselines without hidden states
     paths: tuple[str, ...] = (PREFILL,)  # how it can feed a window, chunked included
@@ -53,7 +52,7 @@ class Capabilities:
     def all(**other: Any) -> Capabilities:
         """Everything that scoring may need, but for what ``other`` says."""
         usual = ("rank", "entropy", "top", "any_target", "hidden_states", "divergence", "distributions")
-        return Capabilities(**{**dict.fromkeys((*usual, "side_by_side", "replicas"), True), **other})
+        return Capabilities(**{**dict.fromkeys((*usual, "replicas"), True), **other})
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from scoremode.core.engine.base import SCORES, Engine
-from scoremode.core.engine.batching import batches_side_by_side, in_touched_batches
+from scoremode.core.engine.batching import batches_side_by_side
 from scoremode.core.engine.distributions import IndexedWindow, RowsOf
-from scoremode.core.engine.logits import LiveLogits, LogitsReducer, Reduced
+from scoremode.core.engine.logits import KeepAnswers, LiveLogits, LogitsReducer, Reduced
 from scoremode.core.scores.answers import Answers, Window, WindowSource, prescribed_batches
 from scoremode.values import Bools, Ids, Ints
 
@@ -127,10 +127,6 @@ class StepEngine(Engine):
             return None
         return prescribed_batches(source) or batches_side_by_side(source, self.path.sequences)
 
-    def computes(self, source: WindowSource, done: Bools) -> Bools:
-        batches = self.batches(source)
-        return ~done if batches is None else in_touched_batches(batches, done)
-
 
 def score_side_by_side(
     engine: Engine, source: WindowSource, done: Bools, reducer: LogitsReducer
@@ -145,12 +141,11 @@ def score_side_by_side(
 class LiveSteps(LiveLogits):
     """A baseline that has logits and no hidden states, and takes every step of the decode path beside the candidate.
 
-    The candidate asks for rows in the order of the steps, because both decode the same batches. With ``keeps_answers``,
-    the baseline's own scores are computed from the same logits, and kept until ``take_answers``.
+    The candidate asks for rows in the order of the steps, because both decode the same batches.
     """
 
-    def __init__(self, engine: Engine, plan: WindowSource, *, keeps_answers: bool = False) -> None:
-        super().__init__(engine, plan, keeps_answers=keeps_answers)
+    def __init__(self, engine: Engine, plan: WindowSource, keep: KeepAnswers | None = None) -> None:
+        super().__init__(engine, plan, keep)
         self._batch_of = {int(index): batch for batch in engine.batches(plan) or () for index in batch}
         self._places: dict[int, int] = {}  # of the windows of the batch that is decoded now
         self._coming: Iterator[dict[StepRow, Tensor]] = iter(())
@@ -174,12 +169,12 @@ class LiveSteps(LiveLogits):
         own: StepReducer | None = None
         seconds, resumed = 0.0, time.perf_counter()
         for rows, logits in self.engine.steps([window for _, window in windows]):
-            if self.keeps_answers:
+            if self.keep is not None:
                 own = own or StepReducer(LogitsReducer(self.plan, SCORES, logits.device, self.vocabulary), windows)
                 own.reduce(rows, logits.float().clone())  # a copy: it may be overwritten
             seconds += time.perf_counter() - resumed
-            if own is not None and own.is_complete:  # the caller may stop after the last row
-                share = seconds / len(windows)
-                self._answers += [(index, answers, share) for index, answers in own.answers()]
+            if self.keep is not None and own is not None and own.is_complete:  # the caller may stop after the last row
+                for index, answers in own.answers():
+                    self.keep(index, answers, seconds / len(windows))
             yield {row: logits[i].float() for i, row in enumerate(rows)}
             resumed = time.perf_counter()

@@ -4,7 +4,8 @@ DIR/states-00000.safetensors, …   tensor "states" (rows, width) of consecutive
 DIR/head.safetensors              tensor "weight" (padded vocabulary, width), and "bias" if the model has one
 DIR/reference.json                the manifest with the sha256 of every file; written last, when all is complete
 DIR/partial.rows                  until the run is saved: its identity, the layout of the shards, and a record for rows
-                                  that are written: number = first row; body = number of rows, crc32
+                                  that are written: number = first row; body = number of rows, crc32; then a record for
+                                  each window of the noise floor: number = NOISE + window; body = its KL
 
 Rows are raw: float16 and float32 as in NumPy, bfloat16 as uint16 bit patterns.
 """
@@ -12,17 +13,19 @@ Rows are raw: float16 and float32 as in NumPy, bfloat16 as uint16 bit patterns.
 from __future__ import annotations
 
 import os
+import shutil
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from scoremode.core.cache.units import size_words
 from scoremode.core.disk.files import disk_errors, file_sha256, write_at, written_atomically
-from scoremode.core.disk.folders import HEAD, REFERENCE, ROWS, shard_name
+from scoremode.core.disk.folders import HEAD, REFERENCE, ROWS, give_another, is_reference_file, shard_name
 from scoremode.core.disk.manifests import write_sealed
 from scoremode.core.disk.records import RecordFile
 from scoremode.core.references.format import (
@@ -36,10 +39,35 @@ from scoremode.core.references.format import (
 from scoremode.core.references.reader import Reference, bytes_of, rows_checksum
 from scoremode.core.scores.answers import FAULT
 from scoremode.errors import EngineError, InputError, RunError
-from scoremode.values import Bools, Ints, Raw
+from scoremode.values import Bools, Floats, Ints, Raw
 
 SHARD_BYTES = 1 << 30
 ROW_RECORD = struct.Struct("<QI")  # rows, crc32
+NOISE = 1 << 60  # in numbers of records
+
+
+class MeasuredNoise(dict[int, Floats]):
+    """The KL (targets,) of windows of the noise floor. What is added is recorded at once."""
+
+    def __init__(self, record: Callable[[int, memoryview], object]) -> None:
+        super().__init__()
+        self._record = record
+
+    def __setitem__(self, window: int, kl: Floats) -> None:
+        super().__setitem__(window, kl)
+        self._record(NOISE + window, np.ascontiguousarray(kl, "<f8").data)
+
+
+def require_disk(folder: Path, size: int) -> None:
+    """Refuses a reference of ``size`` bytes before anything is scored if the disk has less left for it."""
+    with disk_errors(folder):
+        written = sum(path.stat().st_blocks * 512 for path in folder.iterdir() if is_reference_file(path.name))
+        left = shutil.disk_usage(folder).free
+    if size - written > left:
+        raise RunError(
+            f"the hidden states take about {size_words(size)} of disk, and {folder} has {size_words(left)} left",
+            fix=f"free some space, score less text, or {give_another(folder)}",
+        )
 
 
 class StatesWriter:
@@ -66,6 +94,7 @@ class StatesWriter:
         sizes = {"targets": targets, "width": width, "rows_per_shard": max(1, shard_bytes // row_bytes)}
         self.layout = msgspec.convert({**sizes, "dtype": dtype}, ShardLayout)
         self.present: Bools = np.zeros(targets, dtype=np.bool_)
+        self.noise = MeasuredNoise(self._record)
         self._head: HeadManifest | None = None  # when it is written
         header = {**ROWS_HEADER, "identity": identity, "layout": msgspec.to_builtins(self.layout)}
         with disk_errors(self.folder):
@@ -83,8 +112,15 @@ class StatesWriter:
                     file.write(form.header)
                     file.truncate(form.size)
         for first, _, body in self._rows.replay():
+            if first >= NOISE:
+                self.noise.update({first - NOISE: np.frombuffer(body, "<f8")})
+                continue
             count, checksum = ROW_RECORD.unpack(body)
             self.present[first : first + count] = rows_checksum(self.folder, self.layout, first, count) == checksum
+
+    def _record(self, number: int, body: memoryview) -> None:
+        with disk_errors(self.folder):
+            self._rows.append(number, body)
 
     # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     def complete_windows(self, target_offsets: Ints) -> Bools:
@@ -168,7 +204,6 @@ class StatesWriter:
                 "identity": self.identity,
             }
             write_sealed(self.folder / REFERENCE, whole, ReferenceManifest)
-        self.close()
         return Reference.open(self.folder, verify=False)
 
     def _sha256(self, name: str) -> str:

@@ -12,6 +12,7 @@ How they are written, resumed and replaced is the same for every result: resumab
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -63,6 +64,15 @@ class Claim(Resumable[Run]):
             parquet.write(file, rows)
         facts = {"scores_sha256": file_sha256(columns), "targets": len(rows.scores)}
         return _opened(self.folder, self.finish({"format": FORMAT, **manifest, **facts}))
+
+    def copy(self, run: Run, *without: str) -> Run:
+        """Save a run of the same scores under this identity, but for some fields of its manifest; publish it."""
+        self.begin()
+        assert run.path is not None, "a run that is kept"
+        with written_atomically(self.folder / SCORES) as file, (Path(run.path) / SCORES).open("rb") as scores:
+            shutil.copyfileobj(scores, file)
+        manifest = {name: value for name, value in run.manifest.items() if name not in without}
+        return self.publish(_opened(self.folder, self.finish({**manifest, "identity": self.identity})))
 
     def _remove_journal(self) -> None:
         self._remove(ROWS, JOURNAL)

@@ -1,11 +1,10 @@
 """Everything that a candidate can be compared with, and the one function that compares.
 
-candidate ──rows of a window──▶ its distribution ──┐
-                                                   ├──▶ KL ──▶ a run of the candidate ──▶ Comparison
-baseline  ──rows of a window──▶ its distribution ──┘   (states and a head, logits, or 16-bit records)
+baseline ──finished──▶ hidden states and a head, or 16-bit records ──┐
+         ──running───▶ logits, if it has nothing else ───────────────┴──▶ KL ──▶ a run of the candidate ──▶ Comparison
 
-LiveModel         a model that runs beside the candidate: by its hidden states, or by its logits if it has none
 StoredRun         a reference (hidden states and a head), or scores alone, for candidates that are finished runs too
+ModelBaseline     a model: finished first into a temporary reference; beside the candidate if it has logits alone
 "baseline"        what wings offer: classes like these, for other files
 """
 
@@ -13,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,13 +22,13 @@ from scoremode.core import extensions
 from scoremode.core.disk.folders import REFERENCE
 from scoremode.core.disk.manifests import differing_fields
 from scoremode.core.disk.stores import is_there
-from scoremode.core.engine.base import Baseline, Engine, Wanted, WholeDistributions, only_one_way
-from scoremode.core.engine.baseline import LiveBaseline, StoredBaseline, live_baseline, noise_facts, noise_floor
+from scoremode.core.engine.base import Baseline, LogitsBaseline, Wanted, WholeDistributions, only_one_way
+from scoremode.core.engine.baseline import StoredBaseline, noise_facts
 from scoremode.core.engine.plugin import EnginePlugin
 from scoremode.core.engine.registry import require
 from scoremode.core.plan.comparable import ComparableFacts, first_difference, require_comparable
 from scoremode.core.references.reader import Reference, open_reference
-from scoremode.core.scores.answers import check_answers
+from scoremode.core.scores.answers import Answers, check_answers
 from scoremode.core.scores.columns import Divergences
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.store import runs
@@ -48,13 +47,10 @@ from scoremode.core.verbs.compared_models import (
 from scoremode.core.verbs.model import LazyModel, outliving
 from scoremode.core.verbs.ppl import ppl_of
 from scoremode.core.verbs.question import Question
+from scoremode.core.verbs.reference import temporary_reference
 from scoremode.core.verbs.scoring import UnfinishedRun, check_fits, score_run
 from scoremode.errors import EngineError, InputError, OptionError, RunError
 from scoremode.values import Ids
-
-if TYPE_CHECKING:
-    from scoremode.core.engine.logits import LiveLogits
-    from scoremode.core.engine.steps import LiveSteps
 
 
 class ComparisonBaseline(Protocol):
@@ -69,7 +65,7 @@ class ComparisonBaseline(Protocol):
         of the models, with what they must have from the baseline.
         """
 
-    def beside(
+    def open_for(
         self, candidate: LazyModel, question: Mapping[str, Any], folders: Folders
     ) -> AbstractContextManager[OpenBaseline]:
         """Opens it for one candidate; refuses a candidate that cannot be compared with it."""
@@ -80,10 +76,15 @@ class ComparisonBaseline(Protocol):
 
 @dataclass
 class OpenBaseline:
-    """A baseline that is open for one candidate: the question to both, the baseline's distributions, and its run."""
+    """A baseline that is open for one candidate: the question to the candidate, the baseline's run, its distributions.
+
+    This one is stored: a reference or a file.
+    """
 
     asked: Question
-    folders: Folders
+    run: Run | None  # once it is finished
+    stored: Callable[[], Baseline | WholeDistributions] | None = field(default=None, kw_only=True)
+    noise: Mapping[str, Any] = field(default_factory=dict, kw_only=True)  # fields of a manifest
 
     @property
     def missing(self) -> str | None:
@@ -93,81 +94,49 @@ class OpenBaseline:
     @property
     def identity(self) -> Mapping[str, object]:
         """That of the baseline's run; that of the candidate's run has it too."""
-        raise NotImplementedError
+        identity: Mapping[str, object] = self.finished().manifest["identity"]
+        return identity
 
-    def rows(self, candidate: LazyModel) -> Baseline | WholeDistributions | None:
-        """The distributions of the baseline; None if ``missing``. The candidate's engine is opened later."""
-        raise NotImplementedError
-
-    def engine(self, candidate: LazyModel) -> Engine:
-        return candidate.engine_for(self.asked, self.folders.progress)
-
-    def begin(self, run: UnfinishedRun) -> None:
-        """Is called before the first window of the candidate's run."""
-
-    def keep(self) -> None:
-        """Is called after each window, before the candidate's scores are kept."""
-
-    def facts(self, run: UnfinishedRun, candidate: LazyModel) -> Mapping[str, object]:
-        """The fields of the candidate's manifest about the baseline; called after the last window."""
-        raise NotImplementedError
-
-    def finished(self, candidate: Run) -> Run:
-        """The run of the baseline, which outlives its folder, for the candidate's run of the same targets."""
-        raise NotImplementedError
-
-
-@dataclass
-class OpenStoredBaseline(OpenBaseline):
-    """A baseline whose run is finished and whose distributions are stored."""
-
-    run: Run
-    stored: Callable[[], Baseline | WholeDistributions]
-    noise: Mapping[str, Any]
-
-    @property
-    def identity(self) -> Mapping[str, object]:
-        found: Mapping[str, object] = self.run.manifest["identity"]
-        return found
-
-    def rows(self, candidate: LazyModel) -> Baseline | WholeDistributions | None:
+    def distributions(self, candidate: LazyModel) -> Baseline | WholeDistributions | None:
+        """Those of the baseline, for a candidate that has no run yet; None if ``missing``."""
+        assert self.stored is not None, "a stored baseline"
         return self.stored()
 
     def facts(self, run: UnfinishedRun, candidate: LazyModel) -> Mapping[str, object]:
-        return compared_with(self.run, self.noise, candidate)
+        """The fields of the candidate's manifest about the baseline, after the last window."""
+        return compared_with(self.finished(), self.noise, candidate)
 
-    def finished(self, candidate: Run) -> Run:
+    def finished(self) -> Run:
+        """The run of the baseline, which outlives its folder."""
+        assert self.run is not None, "a stored baseline is finished"
         return self.run
 
 
-def compare_with(beside: AbstractContextManager[OpenBaseline], candidate: LazyModel, folders: Folders) -> Comparison:
+def compare_with(baseline: AbstractContextManager[OpenBaseline], candidate: LazyModel, folders: Folders) -> Comparison:
     """Compares a candidate with a baseline of any kind, in one pass over the plan. A run that is there is read."""
     out = folders.of(candidate)
     with (
         # the baseline's folder is claimed first, everywhere: two processes that wait for each other would wait forever
-        beside as against,
+        baseline as against,
         candidate.claimed(against.asked, out, fresh=folders.fresh, against=against.identity) as claim,
     ):
-        run_q = claim.finished
-        if run_q is None:
-            run_q = _score(against, candidate, claim)
-        run_p, run_q = against.finished(run_q), outliving(candidate, run_q, out)
+        run_q = claim.finished or _score(candidate, against, claim, folders)
+        run_p, run_q = against.finished(), outliving(candidate, run_q, out)
     if folders.command:  # a run that was there may have been made by another
         run_q = replace(run_q, manifest={**run_q.manifest, "command": folders.command})
     compared = as_comparison(name_of(candidate), run_p, run_q, run_q.divergences, against.missing)
     return replace(compared, few_documents=folders.few_documents)
 
 
-def _score(against: OpenBaseline, candidate: LazyModel, claim: runs.Claim) -> Run:
-    rows = against.rows(candidate)
-    with UnfinishedRun(against.asked, against.engine(candidate), claim, against.folders.progress) as run:
-        against.begin(run)
-        for index, answers in run.answers(Wanted(against=rows)):
-            against.keep()
-            run.keep(index, answers)
+def _score(candidate: LazyModel, against: OpenBaseline, claim: runs.Claim, folders: Folders) -> Run:
+    distributions = against.distributions(candidate)
+    engine = candidate.engine_for(against.asked, folders.progress)
+    if isinstance(distributions, LogitsBaseline) and distributions.engine is engine:
+        raise InputError("one open model cannot run beside itself", fix="open it twice")
+    with UnfinishedRun(against.asked, engine, claim, folders.progress) as run:
+        run.score(Wanted(against=distributions))
         manifest = run.manifest()
-        command = against.folders.command or None
-        return run.save({**manifest, **against.facts(run, candidate), "command": command})
+        return run.save({**manifest, **against.facts(run, candidate), "command": folders.command or None})
 
 
 def require_none(given: Mapping[str, Any], reason: str) -> None:
@@ -224,7 +193,7 @@ class StoredRun:
         return self.run
 
     @contextmanager
-    def beside(self, candidate: LazyModel, question: Mapping[str, Any], folders: Folders) -> Iterator[OpenBaseline]:
+    def open_for(self, candidate: LazyModel, question: Mapping[str, Any], folders: Folders) -> Iterator[OpenBaseline]:
         if not self.has_states:
             raise no_states(self.name, candidate.subject.name)
         require(candidate.plugin, "divergence", "be compared with a reference")
@@ -233,7 +202,7 @@ class StoredRun:
         asked = candidate.ask({**kept, **question}, folders.progress)
         self._require_comparable(asked)
         noise = {name: self.run.manifest.get(name) for name in NOISE}
-        yield OpenStoredBaseline(asked, folders, self.run, lambda: StoredBaseline(self.states, asked.plan), noise)
+        yield OpenBaseline(asked, self.run, stored=lambda: StoredBaseline(self.states, asked.plan), noise=noise)
 
     def _question(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """The question that it was made with; an error if its text was piped in and none is given."""
@@ -326,11 +295,8 @@ def _flat(identity: Mapping[str, Any]) -> Mapping[str, object]:
 
 
 # ── models ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-class LiveModel:
-    """A model that runs beside one candidate after the other, window by window.
-
-    Without hidden states it gives its logits: both models are then reduced together, and no logits are kept.
-    """
+class ModelBaseline:
+    """A model. It is finished first; if it has logits alone, it runs beside one candidate after the other."""
 
     def __init__(self, model: LazyModel) -> None:
         self.model = model
@@ -342,8 +308,12 @@ class LiveModel:
         return models
 
     @contextmanager
-    def beside(self, candidate: LazyModel, question: Mapping[str, Any], folders: Folders) -> Iterator[OpenBaseline]:
-        self._require(candidate, question)
+    def open_for(self, candidate: LazyModel, question: Mapping[str, Any], folders: Folders) -> Iterator[OpenBaseline]:
+        if is_by_logits(self.model.plugin):
+            require_by_logits(self.model, candidate, question)
+        else:
+            require(self.model.plugin, "hidden_states", "be the baseline of a comparison")
+            require(candidate.plugin, "divergence", "be compared")
         first = self.model.ask(question, folders.progress)
         known, ids = comparable_facts(first), first.tokens.ids
         del first  # where the two may be compared, they have the same text, tokens and plan: one of each is enough
@@ -353,23 +323,10 @@ class LiveModel:
         own = replace(asked, subject=self.model.subject)
         fresh = folders.fresh and self.run is None
         with self.model.claimed(own, folders.folder("baseline"), fresh=fresh) as claim, ExitStack() as opened:
-            against = OpenLiveBaseline(asked, folders, self.model, own, claim, opened, self.run or claim.finished)
+            kind = RunningBaseline if is_by_logits(self.model.plugin) else UnfinishedBaseline
+            against = kind(asked, self.run or claim.finished, self.model, own, claim, opened, folders)
             yield against
             self.run = against.run
-
-    def _require(self, candidate: LazyModel, question: Mapping[str, Any]) -> None:
-        if is_by_logits(self.model.plugin):
-            require_by_logits(self.model, candidate, question)
-            return
-        require(self.model.plugin, "hidden_states", "be the baseline of a comparison")
-        require(candidate.plugin, "divergence", "be compared")
-        for model in (self.model, candidate):
-            if model.spread is not None:
-                raise EngineError(
-                    "replicas cannot run beside another open model",
-                    fix='make a reference of the baseline first: baseline.reference("ref/", corpus=…)',
-                )
-            require(model.plugin, "side_by_side", "run beside another; make a reference of the baseline first")
 
     def finished(self, question: Mapping[str, Any], folders: Folders) -> Run:
         if self.run is None:
@@ -379,75 +336,80 @@ class LiveModel:
 
 
 @dataclass
-class OpenLiveBaseline(OpenBaseline):
-    """A model beside one candidate. Its own answers go into its own run, so that they need no second pass."""
+class UnfinishedBaseline(OpenBaseline):
+    """A model that is finished first: its states are in a temporary reference, until the candidate is scored."""
 
     model: LazyModel
     own: Question  # the same question, to the baseline
     claim: runs.Claim
     opened: ExitStack
-    run: Run | None  # if it is finished
-    _live: LiveBaseline | LiveLogits | LiveSteps | None = None
-    _unfinished: UnfinishedRun | None = None
-
-    @property
-    def by_logits(self) -> bool:
-        return is_by_logits(self.model.plugin)
+    folders: Folders
 
     @property
     def identity(self) -> Mapping[str, object]:
         return self.model.identity(self.own)
 
-    def rows(self, candidate: LazyModel) -> Baseline | WholeDistributions | None:
-        plan = self.asked.plan
-        if self.by_logits:
-            side_by_side = plan.path.sequences if plan.path else 1
-            require_both_fit(self.model, candidate, int(plan.lengths.max()) * side_by_side)
-        engine = self.model.engine_for(self.own, self.folders.progress)
-        check_fits(plan, engine.facts.vocabulary, engine.facts.context_length)
-        self._live = live_baseline(engine, plan, by_logits=self.by_logits, keeps_answers=self.run is None)
-        return self._live
-
-    def engine(self, candidate: LazyModel) -> Engine:
-        engine = super().engine(candidate)
-        if self.by_logits and self._live is not None and engine is self._live.engine:
-            raise InputError("one open model cannot run beside itself", fix="open it twice")
-        return engine
-
-    def begin(self, run: UnfinishedRun) -> None:
-        assert self._live is not None
+    def distributions(self, candidate: LazyModel) -> Baseline | WholeDistributions:
+        fresh, progress = self.folders.fresh, self.folders.progress
+        reference = self.opened.enter_context(temporary_reference(self.model, self.own, fresh=fresh, progress=progress))
         if self.run is None:
-            own = UnfinishedRun(self.own, self._live.engine, self.claim, self.folders.progress)
-            self._unfinished = self.opened.enter_context(own)
-        if isinstance(self._live, LiveBaseline):
-            self._live.want(run.engine.computes(self.asked.plan, run.journal.done))
-
-    def keep(self) -> None:
-        """Writes the answers since the last call into the journal of the baseline's run."""
-        if self._unfinished is None or self._live is None:
-            return
-        for index, answers, seconds in self._live.take_answers():
-            if not self._unfinished.journal.done[index]:
-                check_answers(self.asked.plan, [(index, answers)], self._live.engine.facts.vocabulary)
-                self._unfinished.keep(index, answers, seconds)
-
-    def facts(self, run: UnfinishedRun, candidate: LazyModel) -> Mapping[str, object]:
-        assert self._live is not None
-        if self._unfinished is not None:
-            self._unfinished.score()  # windows that its journal lacks, after a resumed comparison
-            self.run = self._unfinished.save(self._unfinished.manifest())
+            self.run = self.claim.copy(reference, "question", *NOISE)
             self.claim.release()  # others may compare with the same baseline meanwhile
-        assert self.run is not None, "the baseline is scored now, or was before"
-        engine = self._live.engine
-        floor = only_one_way(engine) if self.by_logits else noise_floor(engine, self.asked.plan)
-        return compared_with(self.run, noise_facts(floor), candidate)
+        self.noise = {name: reference.manifest.get(name) for name in NOISE}
+        if candidate is not self.model and not self.model.many_questions:
+            self.model.close()  # its memory is needed
+        return StoredBaseline(open_reference(str(reference.path)), self.asked.plan)
 
-    def finished(self, candidate: Run) -> Run:
+    def finished(self) -> Run:
         if self.run is None:  # the candidate's run was finished, and the baseline's was not
-            progress = self.folders.progress
-            self.run = score_run(self.own, self.model.engine_for(self.own, progress), self.claim, progress)
+            self.run = self._scored()
         self.run = outliving(self.model, self.run, self.folders.out)
         return self.run
+
+    def _scored(self) -> Run:
+        progress = self.folders.progress
+        return score_run(self.own, self.model.engine_for(self.own, progress), self.claim, progress)
+
+
+@dataclass
+class RunningBaseline(UnfinishedBaseline):
+    """A model that has logits alone. Its own answers go into its own run, so that they need no second pass."""
+
+    _scores: UnfinishedRun | None = None
+
+    def distributions(self, candidate: LazyModel) -> Baseline | WholeDistributions:
+        from scoremode.core.engine.logits import LiveLogits
+        from scoremode.core.engine.steps import LiveSteps
+
+        plan = self.asked.plan
+        sequences = plan.path.sequences if plan.path else 1
+        require_both_fit(self.model, candidate, int(plan.lengths.max()) * sequences)
+        engine = self.model.engine_for(self.own, self.folders.progress)
+        check_fits(plan, engine.facts.vocabulary, engine.facts.context_length)
+        self.noise = noise_facts(only_one_way(engine))
+        kind = LiveLogits if engine.path is None else LiveSteps
+        return kind(engine, plan, self._keep if self.run is None else None)
+
+    def _unfinished(self) -> UnfinishedRun:
+        """Its own run, which begins with its first answer: if the candidate does not start, nothing is lost."""
+        if self._scores is None:
+            engine = self.model.engine_for(self.own, self.folders.progress)
+            run = UnfinishedRun(self.own, engine, self.claim, self.folders.progress)
+            self._scores = self.opened.enter_context(run)
+        return self._scores
+
+    def _keep(self, index: int, answers: Answers, seconds: float) -> None:
+        run = self._unfinished()
+        if not run.journal.done[index]:
+            check_answers(self.asked.plan, [(index, answers)], run.engine.facts.vocabulary)
+            run.keep(index, answers, seconds)
+
+    def _scored(self) -> Run:
+        run = self._unfinished()
+        run.score()  # windows that its journal lacks, after a resumed comparison
+        finished = run.save(run.manifest())
+        self.claim.release()  # others may compare with the same baseline meanwhile
+        return finished
 
 
 def is_by_logits(baseline: EnginePlugin) -> bool:

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, TypedDict, TypeVar, Unpack
 
 from scoremode.core import extensions
+from scoremode.core.disk.folders import REFERENCE
+from scoremode.core.disk.stores import is_there
 from scoremode.core.disk.uri import RemotePath, is_uri, located
 from scoremode.core.engine.registry import require_path
 from scoremode.core.statistics.comparison import BY_NAME, FIELDS, Comparison, Comparisons, needs_whole_divergence
@@ -34,7 +36,7 @@ from scoremode.core.verbs.arguments import (
 )
 from scoremode.core.verbs.baselines import (
     ComparisonBaseline,
-    LiveModel,
+    ModelBaseline,
     StoredRun,
     compare_with,
     is_by_logits,
@@ -149,9 +151,9 @@ def compare(
 
     ``arguments`` are those of a question, and options of the candidates' engine. A reference and a ``.kld`` file bring
     their own question. A file that only one engine opens is scored by that one; each engine gets the options it has.
-    The baseline has the same engine and options, but for ``baseline_engine`` and ``baseline_options``. A model as the
-    baseline runs beside a single candidate if both engines allow that; else its states are kept first. One that has
-    logits only, such as a GGUF file, runs beside each candidate.
+    The baseline has the same engine and options, but for ``baseline_engine`` and ``baseline_options``. The hidden
+    states of a model as the baseline are kept first: for several candidates in ``out`` or the cache, for one until it
+    is scored. A baseline that has logits only, such as a GGUF file, runs beside each candidate.
 
     Of fewer than ten effective documents, ``few_documents`` claims what is refused otherwise (no worse, a direction, a
     rank), each with how often such a claim was measured to be false.
@@ -290,27 +292,29 @@ def _compare_each(
     """
     models = {name: one for name, one in candidates if one is not None}
     finished = [name for name, one in candidates if one is None]
-    with _opened(baseline, model, candidates, question, folders) as (against, still_open):
+    with _opened(baseline, model, candidates, question, folders) as (against, prepared):
         # a baseline that is stored takes no arguments; a reference that was made of a model just now has them already
         given = {**question, **of_baseline} if model is None else question
         models = dict(against.accept(given, models, finished))
 
-        def asks(candidate: LazyModel) -> tuple[Question, Mapping[str, object]]:
-            with against.beside(candidate, question, folders) as opened:
-                return opened.asked, opened.identity
+        if model is None or isinstance(against, ModelBaseline):  # else it was said before the reference was made
 
-        if model is None or isinstance(against, LiveModel):  # else it was said before the reference was made
-            _tell_starts([], models, {}, asks, folders)
+            def asks(candidate: LazyModel) -> tuple[Question, Mapping[str, object]]:
+                with against.open_for(candidate, question, folders) as opened:
+                    return opened.asked, opened.identity
+
+            starts = [("baseline", against.model)] if isinstance(against, ModelBaseline) else []
+            _tell_starts(starts, models, prepared, asks, folders)
 
         def score(name: str) -> Comparison:
             try:
                 # each is freed before the next is loaded
-                with closing(still_open.get(name) or models[name].prepare()) as candidate:
-                    return compare_with(against.beside(candidate, question, folders), candidate, folders)
+                with closing(prepared.pop(name) if name in prepared else models[name].prepare()) as candidate:
+                    return compare_with(against.open_for(candidate, question, folders), candidate, folders)
             finally:
                 models[name].release()
 
-        in_turn = sorted(models, key=lambda name: name not in still_open)
+        in_turn = sorted(models, key=lambda name: name not in prepared or not prepared[name].is_open)
         found, failed = score_in_turn(in_turn, score, folders.progress)
         try:
             run_p, few = against.finished(question, folders) if finished else None, folders.few_documents
@@ -327,11 +331,11 @@ def _compare_each(
 @contextmanager
 def _opened(
     baseline: str, model: ModelSettings | None, candidates: Candidates, question: QuestionArguments, folders: Folders
-) -> Iterator[tuple[ComparisonBaseline, Mapping[str, LazyModel]]]:
-    """The baseline. A model runs beside the candidates where both engines can; else a reference of it is made.
+) -> Iterator[tuple[ComparisonBaseline, dict[str, LazyModel]]]:
+    """The baseline. For several candidates, and for replicas, which read it from other machines, a reference is kept.
 
-    Candidates that are finished runs need only its run. With it, the model by the name of the candidate that is the
-    same model with the same options, if there is one: the engine that made the reference is still open for it.
+    Candidates that are finished runs need only its run. With it, models by the names of their candidates that are
+    prepared already: one that is the baseline with the same options has its open engine.
     """
     if model is None:
         stored = stored_baseline(baseline)
@@ -340,50 +344,45 @@ def _opened(
         return
     models = [one for _, one in candidates if one is not None]
     with closing(model.prepare()) as lazy:
-        both = (model, *models)  # replicas read a baseline's states from a reference
-        beside = len(models) == 1 and all(one.spread is None and one.plugin.able().side_by_side for one in both)
-        if not models or is_by_logits(model.plugin) or beside:
-            yield LiveModel(lazy), {}
+        prepared = {} if is_by_logits(model.plugin) else {n: lazy for n, m in candidates if m and m.scores_as(model)}
+        lazy.variant = next((one.name for one in models if one.called in prepared), None)
+        has_spread = any(one.spread is not None for one in (model, *models))
+        out = folders.folder("baseline")
+        is_kept = len(models) > 1 or has_spread or (out is not None and is_there(out, REFERENCE))
+        if not models or is_by_logits(model.plugin) or not is_kept:
+            yield ModelBaseline(lazy), prepared
             return
-        still_open = {name: lazy for name, one in candidates if one is not None and one.scores_as(model)}
-        lazy.variant = next((one.name for one in models if one.called in still_open), None)
 
         def tell(asked: Question, claim: Claim) -> None:
             def asks(candidate: LazyModel) -> tuple[Question, Mapping[str, object]]:
                 return replace(asked, subject=candidate.subject), claim.identity
 
             starts = [] if claim.finished else [("baseline", lazy)]
-            _tell_starts(starts, {one.called: one for one in models}, still_open, asks, folders)
+            _tell_starts(starts, {one.called: one for one in models}, prepared, asks, folders)
 
-        run = reference_of(
-            lazy,
-            question,
-            folders.folder("baseline"),
-            tokenizer=model.tokenizer,
-            fresh=folders.fresh,
-            progress=folders.progress,
-            tell=tell,
-        )
-        if not still_open:
+        tokenizer, fresh, progress = model.tokenizer, folders.fresh, folders.progress
+        run = reference_of(lazy, question, out, tokenizer=tokenizer, fresh=fresh, progress=progress, tell=tell)
+        if lazy not in prepared.values():
             lazy.close()
-        yield StoredRun(str(run.path)), still_open
+        yield StoredRun(str(run.path)), prepared
 
 
 def _tell_starts(
     starts: list[tuple[str, LazyModel]],
     candidates: Mapping[str, ModelSettings],
-    still_open: Mapping[str, LazyModel],
+    prepared: dict[str, LazyModel],
     asks: Callable[[LazyModel], tuple[Question, Mapping[str, object]]],
     folders: Folders,
 ) -> None:
     """Says how often engines that are slow to start will start: for the baseline, and for candidates without a run.
 
-    ``asks`` gives the question to a candidate, and the identity of what it is compared with.
+    ``asks`` gives the question to a candidate, and the identity of what it is compared with. Candidates that are
+    prepared for it are added to ``prepared``.
     """
     slow = {name: one for name, one in candidates.items() if one.plugin.starts_slowly}
     for name, settings in slow.items() if len(starts) + len(slow) > 1 else ():
         with suppress(ScoremodeError, OSError):  # what is refused is refused when it is its turn
-            model = still_open.get(name) or settings.prepare()
+            model = prepared[name] = prepared.get(name) or settings.prepare()
             asked, against = asks(model)
             if folders.fresh or not model.has_run(asked, folders.of(model), against=against):
                 starts.append((short(name), model))
@@ -394,15 +393,15 @@ def compare_model(
     baseline: str | Path | Run | LazyModel, candidate: LazyModel, question: QuestionArguments, folders: Folders
 ) -> Comparison:
     """Compares a model with another model, or with a baseline that is stored (its name, or its run)."""
-    if isinstance(baseline, LazyModel):
-        return compare_with(LiveModel(baseline).beside(candidate, question, folders), candidate, folders)
     if isinstance(baseline, Run) and baseline.path is None:
         raise InputError("this run is not kept on disk", fix='make a reference: baseline.reference("ref/", corpus=…)')
+    if isinstance(baseline, LazyModel):
+        return compare_with(ModelBaseline(baseline).open_for(candidate, question, folders), candidate, folders)
     name = str(baseline.path if isinstance(baseline, Run) else baseline)
-    stored = stored_baseline(name)
-    if stored is None:
+    against = stored_baseline(name)
+    if against is None:
         raise InputError(f"{name} is not a reference", fix='make one: baseline.reference("ref/", corpus=…)')
-    return compare_with(stored.beside(candidate, question, folders), candidate, folders)
+    return compare_with(against.open_for(candidate, question, folders), candidate, folders)
 
 
 # ── one after the other ──────────────────────────────────────────────────────────────────────────────────────────────

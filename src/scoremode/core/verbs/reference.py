@@ -6,19 +6,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import closing
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypedDict, Unpack
 
 from scoremode.core import extensions
+from scoremode.core.cache.entries import drop_entry
 from scoremode.core.cache.units import size_words
+from scoremode.core.disk.folders import entry_folder
 from scoremode.core.disk.uri import RemotePath
 from scoremode.core.engine.base import Engine, Wanted
 from scoremode.core.engine.baseline import StoredBaseline, noise_facts, noise_floor, states_dtype, states_in
 from scoremode.core.engine.registry import require
 from scoremode.core.references.format import RAW_DTYPES
-from scoremode.core.references.writer import StatesWriter
+from scoremode.core.references.writer import StatesWriter, require_disk
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
 from scoremode.core.text.corpus import Corpus, CorpusSource, specs_of
@@ -127,21 +130,59 @@ def reference_of(
     if out is None and model.is_given:
         raise InputError("a reference of a model in memory needs a folder", fix='give one, as in out="ref/"')
     asked = model.ask(question, progress)
-    with model.claimed(asked, out, fresh=fresh, kind="references", keeps="states") as claim:
+    repeatable = _repeatable({**question, "method": asked.plan.method}, tokenizer)
+    return finish(model, asked, out, question=repeatable, fresh=fresh, progress=progress, tell=tell)
+
+
+@contextmanager
+def temporary_reference(
+    model: LazyModel, asked: Question, *, fresh: bool = False, progress: Progress | None = None
+) -> Iterator[Run]:
+    """A reference that is removed when the block ends. One that the cache has is used instead, and stays there.
+
+    What is cut off, by an error or by Ctrl-C, stays in the cache as a run does, so that the same command goes on.
+    """
+    if model.is_given:
+        with tempfile.TemporaryDirectory(prefix="scoremode-") as folder:
+            yield finish(model, asked, Path(folder), progress=progress)
+        return
+    is_kept = not fresh and runs.is_run(entry_folder("references", model.identity(asked, **KEPT)))
+    reference = finish(model, asked, fresh=fresh, progress=progress, kind="references" if is_kept else "runs")
+    yield reference
+    if not is_kept:
+        drop_entry(Path(str(reference.path)))
+
+
+# ── a folder ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+KEPT = {"keeps": "states"}  # in the settings of a reference's identity
+
+
+def finish(
+    model: LazyModel,
+    asked: Question,
+    out: str | Path | RemotePath | None = None,
+    *,
+    question: Mapping[str, object] | None = None,
+    fresh: bool = False,
+    progress: Progress | None = None,
+    kind: str = "references",
+    tell: Callable[[Question, runs.Claim], None] | None = None,
+) -> Run:
+    """The reference of a planned question, in ``out`` or in the cache as an entry of this kind: read, or made.
+
+    ``question`` are the arguments that ask it again.
+    """
+    with model.claimed(asked, out, fresh=fresh, kind=kind, **KEPT) as claim:
         if tell is not None:
             tell(asked, claim)
         run = claim.finished
         if run is not None:
             announce(progress, "checking the files of the reference")
             claim.check_reference()
-        else:
-            worker = model.engine_for(asked, progress)
-            repeatable = _repeatable({**question, "method": asked.plan.method}, tokenizer)
-            run = _score_and_store(asked, worker, claim, repeatable, progress)
-    return run
+            return run
+        return _score_and_store(asked, model.engine_for(asked, progress), claim, question, progress)
 
 
-# ── a folder ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _score_and_store(
     asked: Question,
     worker: Engine,
@@ -154,6 +195,7 @@ def _score_and_store(
     size = plan.targets * width * RAW_DTYPES[dtype].itemsize
     if size >= TOLD_FROM:
         print_line(f"scoremode: the reference takes about {size_words(size)} of disk ({plan.targets:,} hidden states)")
+    require_disk(claim.folder, size + head.weight.nbytes)
     with (
         UnfinishedRun(asked, worker, claim, progress) as run,
         StatesWriter(
@@ -174,7 +216,8 @@ def _score_and_store(
         facts = {name: manifest[name] for name in REPEATED}
         engine = {name: manifest[name] for name in ("engine", "dtype", "device", "head")}
         stored = writer.finish({**facts, "engine": engine})
-        noise = noise_facts(noise_floor(worker, plan, StoredBaseline(stored, plan)))
+        announce(progress, "measuring the noise floor")
+        noise = noise_facts(noise_floor(worker, plan, StoredBaseline(stored, plan), writer.noise))
         return run.save(manifest | noise)
 
 

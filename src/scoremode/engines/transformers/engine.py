@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from scoremode.core.engine.base import UNIFORM, Baseline, EngineFacts, NoiseFloor, StoredHead, Wanted
-from scoremode.core.engine.batching import batches_by_length, batches_side_by_side, common_prefix, in_touched_batches
+from scoremode.core.engine.batching import batches_by_length, batches_side_by_side, common_prefix
 from scoremode.core.engine.distributions import IndexedWindow, store_head
 from scoremode.core.engine.states import Finish, StatesEngine, agree
 from scoremode.core.models.facts import ModelFacts
@@ -214,9 +214,6 @@ class TransformersEngine(StatesEngine):
         note = None if self.path is None else self.cache.note(longest, self.path.prefill_tokens)
         return {} if note is None else {"notes": [note]}
 
-    def computes(self, source: WindowSource, done: Bools) -> Bools:
-        return in_touched_batches(self._batches(source), done)
-
     def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
         """Score windows alone, or together with a copy of themselves if they usually have their own batch."""
         longest, context = int(source.lengths[~done].max()), self.facts.context_length
@@ -225,9 +222,12 @@ class TransformersEngine(StatesEngine):
         self._other_batches = OtherBatches.of(self._batches(source), padding)
         try:
             with other_threads(self.model.device) as threads:
-                found = self.score(source, done, Wanted(against=baseline))
-                kl = [answers.kl for _, answers in found if answers.kl is not None]
-                return NoiseFloor(np.concatenate(kl), self._other_batches.words(done, threads))
+                measured = {} if self.measured is None else self.measured
+                is_measured = np.isin(np.arange(len(done)), [*measured])
+                for index, answers in self.score(source, done | is_measured, Wanted(against=baseline)):
+                    assert answers.kl is not None, "a divergence was asked for"
+                    measured[index] = answers.kl
+                return NoiseFloor(np.concatenate([*measured.values()]), self._other_batches.words(done, threads))
         except EngineError as error:  # two windows may not fit in memory even if one does
             return NoiseFloor(None, f"scoring in different batches failed: {error.message}")
         finally:

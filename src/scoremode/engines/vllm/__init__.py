@@ -45,7 +45,7 @@ class VllmPlugin(EnginePlugin):
     contract = 1
     name = "vllm"
     summary = "quantized weights as served, any parallel size"
-    capabilities: ClassVar[Capabilities] = Capabilities.all(side_by_side=False, paths=(*PATHS, CHUNKED))
+    capabilities: ClassVar[Capabilities] = Capabilities.all(paths=(*PATHS, CHUNKED))
     abilities: ClassVar[dict[str, Any]] = {"about": lambda _: [("vLLM plugin", *support.plugin_state())]}
     options = VllmOptions
     opens_checkpoints = starts_slowly = True

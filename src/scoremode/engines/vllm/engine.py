@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -40,7 +40,7 @@ from scoremode.engines.vllm.start import start
 from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.engines.vllm.wire import ExtraResults, Job, Request, states_words
 from scoremode.errors import EngineError, InputError, ModelError, OptionError
-from scoremode.values import Bools, Ids
+from scoremode.values import Bools, Floats, Ids, Ints
 
 logger = logging.getLogger(__name__)
 
@@ -166,23 +166,37 @@ class VllmEngine(Engine):
         if baseline.place is None:
             return NoiseFloor(None, "vLLM needs a reference to compare with")
         (folder, offsets), chosen = baseline.place, list[tuple[int, Window, Bools]]()
+        measured = {} if self.measured is None else self.measured
         for index in np.flatnonzero(~done).tolist():
             whole = source.window(index)
             short = shortened(whole, self._batch_tokens)
             counted = rows_in_other_steps(whole, short, self._batch_tokens)
-            if counted.any():
+            if counted.any() and index not in measured:
                 chosen.append((index, short, counted))
-        if not chosen:
+        if chosen:
+            self._measure_one_by_one(chosen, source.vocabulary, folder, offsets, measured)
+        if not measured:
             return NoiseFloor(None, "the windows are too short to be shortened further")
+        return NoiseFloor(np.concatenate([*measured.values()]), "windows one by one, cut after half of their targets")
+
+    def _measure_one_by_one(
+        self,
+        chosen: list[tuple[int, Window, Bools]],
+        vocabulary: int | None,
+        folder: str,
+        offsets: Ints,
+        measured: MutableMapping[int, Floats],
+    ) -> None:
+        """Adds the KL of the counted rows of windows, in the order in which they come."""
         indices, windows, counts = zip(*chosen, strict=True)
         extra = ExtraResults("kl", DIVERGENCE_WORDS, folder, offsets[list(indices)])
         self._one_by_one = True
         try:
-            found = self._score(WindowList(windows, vocabulary=source.vocabulary), np.zeros(len(windows), bool), extra)
-            kl = [read_divergences(words)["kl"][counts[place]] for place, _, words in found]
+            found = self._score(WindowList(windows, vocabulary=vocabulary), np.zeros(len(windows), bool), extra)
+            for place, _, words in found:
+                measured[indices[place]] = read_divergences(words)["kl"][counts[place]]
         finally:
             self._one_by_one = False
-        return NoiseFloor(np.concatenate(kl), "windows one by one, cut after half of their targets")
 
     def stored_head(self) -> StoredHead:
         head = self._head_facts()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from scoremode.core.engine.base import SCORES, Baseline, Engine, NoiseFloor, StoredHead, Wanted
-from scoremode.core.engine.batching import in_touched_batches, prompt_groups
+from scoremode.core.engine.batching import prompt_groups
 from scoremode.core.scores.answers import Answers, WindowSource, prescribed_batches
 from scoremode.core.scores.packing import PackedAnswers
 from scoremode.core.verbs.replicas import Pieces
@@ -126,9 +126,6 @@ class ReplicatedEngine(Engine):
             sent = replace(subset_of(source, [np.arange(len(source))]), batch_ends=None)
         found: list[Ints] | None = self.pool.ask("batches", sent)
         return found
-
-    def computes(self, source: WindowSource, done: Bools) -> Bools:
-        return in_touched_batches(self._batches_of(source).each(), done)
 
     def stored_head(self) -> StoredHead:
         found: StoredHead = self.pool.ask("stored_head")

@@ -19,7 +19,7 @@ from scoremode.core.plan.recipes import find_method, llamacpp_chunks
 from scoremode.core.scores.answers import Answers, WindowSource
 from scoremode.core.store.run import Run
 from scoremode.core.text.tokens import text_of_ids
-from scoremode.core.verbs.baselines import OpenBaseline, OpenStoredBaseline
+from scoremode.core.verbs.baselines import OpenBaseline
 from scoremode.core.verbs.compared_models import Folders, ModelSettings
 from scoremode.core.verbs.model import LazyModel
 from scoremode.core.verbs.progress import announce
@@ -57,7 +57,7 @@ class KldBaseline:
             raise OptionError(f"{self.name} has its own tokens and chunks", fix=f"leave {flag} out")
 
     @contextmanager
-    def beside(self, candidate: LazyModel, question: Mapping[str, Any], folders: Folders) -> Iterator[OpenBaseline]:
+    def open_for(self, candidate: LazyModel, question: Mapping[str, Any], folders: Folders) -> Iterator[OpenBaseline]:
         self._require_no_question(question)
         require(candidate.plugin, "divergence", "be compared with a baseline")
         file = KldFile(self.name)
@@ -66,7 +66,7 @@ class KldBaseline:
         # the effects of the baseline's 16 bits are noted with the candidate's numbers too
         notes = (*asked.plan.notes, *(f"baseline: {note}" for note in run.manifest["model_notes"]))
         asked = replace(asked, plan=replace(asked.plan, notes=notes))
-        yield OpenStoredBaseline(asked, folders, run, lambda: FileBaseline(file), NO_NOISE)
+        yield OpenBaseline(asked, run, stored=lambda: FileBaseline(file), noise=NO_NOISE)
 
     def _run(self, file: KldFile, asked: Question, folders: Folders) -> Run:
         doubts = (*_notes_on_start(file, asked.subject), *asked.corpus.notes)

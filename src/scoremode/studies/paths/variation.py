@@ -153,7 +153,8 @@ def rerun(engine: Engine, plan: Plan, logprob: Floats) -> dict[str, Any]:
 def against_first(first: Variation, run: Run, other: Variation, folders: Folders) -> Comparison:
     """Compares another variation with the first, whose run is ``run``. If the other has a run already, it is read."""
     other.model.variant = other.name
-    return compare_with(nullcontext(AgainstFirst(other.asked, folders, first, run, other)), other.model, folders)
+    against = AgainstFirst(other.asked, run, first, other, folders.progress)
+    return compare_with(nullcontext(against), other.model, folders)
 
 
 @dataclass
@@ -161,45 +162,40 @@ class AgainstFirst(OpenBaseline):
     """The first variation of a model as the baseline of another."""
 
     first: Variation
-    run: Run  # of the first
     other: Variation
+    progress: Progress | None
 
     @property
     def identity(self) -> dict[str, Any]:
-        return {"against": self.run.manifest["identity"], **({"without": "kl"} if self.missing else {})}
+        return {"against": self.finished().manifest["identity"], **({"without": "kl"} if self.missing else {})}
 
-    def rows(self, candidate: LazyModel) -> Baseline | WholeDistributions | None:
+    def distributions(self, candidate: LazyModel) -> Baseline | WholeDistributions | None:
         """The stored distributions of the first, or the logits of an engine that runs at the same time."""
         plan = self.asked.plan
         if self.missing:
             return None
         if self.first.model.plugin.able().hidden_states:
-            return StoredBaseline(open_reference(str(self.run.path)), plan)
+            return StoredBaseline(open_reference(str(self.finished().path)), plan)
         from scoremode.core.engine.logits import HeldLogits, LiveLogits
 
         side_by_side = plan.path.sequences if plan.path else 1
         require_both_fit(self.first.model, candidate, int(plan.lengths.max()) * side_by_side)
-        engine = self.first.engine(self.folders.progress)
+        engine = self.first.engine(self.progress)
         return (LiveLogits if side_by_side == 1 else HeldLogits)(engine, plan)
 
-    def engine(self, candidate: LazyModel) -> Engine:
-        return self.other.engine(self.folders.progress)
-
     def facts(self, run: UnfinishedRun, candidate: LazyModel) -> Mapping[str, object]:
-        noise: Mapping[str, Any] = {name: self.run.manifest.get(name) for name in NOISE}
+        first = self.finished()
+        noise: Mapping[str, Any] = {name: first.manifest.get(name) for name in NOISE}
         if not candidate.plugin.able().hidden_states:
             noise = noise_facts(only_one_way(run.engine))
-        found = compared_with(self.run, noise, candidate)
+        found = compared_with(first, noise, candidate)
         del found["variant"]  # the settings of the plan or of the engine tell the variations apart
         logprob = run.journal.scores.logprob
-        announce(self.folders.progress, "scoring a few windows again")
+        announce(self.progress, "scoring a few windows again")
         found["rerun"] = rerun(run.engine, run.asked.plan, logprob) if candidate.spread is None else NOT_RERUN
-        if said := self.other.kept_promise(change(logprob, self.run.scores.logprob), self.other.change):
+        if said := self.other.kept_promise(change(logprob, first.scores.logprob), self.other.change):
             found["promise"] = said
         return found
-
-    def finished(self, candidate: Run) -> Run:
-        return self.run
 
     @cached_property
     def missing(self) -> str | None:
