@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -84,7 +85,8 @@ def test_a_value_has_the_digits_that_its_error_allows(value: float, stderr: floa
 
 def test_a_note_stands_below_what_it_is_about() -> None:
     run = sm.ppl("table:uniform", text="abcdefgh", context_length=4)
-    run.manifest.update(model_notes=["slow here"], notes=[*run.manifest["notes"], "slow here"])
+    notes = {"model_notes": ["slow here"], "notes": [*run.manifest["notes"], "slow here"]}
+    run = replace(run, manifest={**run.manifest, **notes})
     lines = [" ".join(line.split()) for line in drawn(run_blocks(run)).splitlines()]
     assert lines.index("context length 4 instead of the recipe's 2048") < lines.index("slow here")
     assert lines[lines.index("slow here") - 1].startswith("model table:uniform")
