@@ -108,12 +108,12 @@ def test_the_value_or_surely_its_bound_is_judged(rule: str, why: str | None) -> 
         (
             "kl_mean_low",
             comparison_statistics(random_comparison(4)),
-            "too few groups for an error (4 groups, 5 are needed)",
+            "4 groups give no ± (5 are needed)",
         ),
         (
             "kl_mean_stderr",
             comparison_statistics(compared([-1.0], [-1.0], kl=[0.1])),
-            "too few groups for an error (1 groups, 5 are needed)",
+            "1 group gives no ± (5 are needed)",
         ),
         ("same_top", comparison_statistics(compared([], [])), "there are no targets"),
         ("same_top", {"name": "q4"}, "these statistics do not have it"),
@@ -159,5 +159,5 @@ def test_being_sure_needs_an_error() -> None:
     found = comparison_statistics(compared([-1.0], [-1.0], kl=[0.1]))
     assert check(parse("kl_mean > 5"), found) is None
     assert check(parse("kl_mean > 5 surely"), found) == (
-        "q4: kl_mean cannot be judged 'surely': too few groups for an error (1 groups, 5 are needed)"
+        "q4: kl_mean cannot be judged 'surely': 1 group gives no ± (5 are needed)"
     )

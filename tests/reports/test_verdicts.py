@@ -130,7 +130,7 @@ no floor, KL not above 0 | 0.01 ± 0.02 on few targets | 0 | 0.001 ± 0.01 | - |
 no floor, a clear KL | 0.05 ± 0.004 | 0.2 | 0.001 ± 0.01 | - | 20
     changed | changed: KL 0.0500 & first choice differs in 22 | noise
 four documents, a large KL, no floor | 0.4 ± 0.1 | 0.33 | 0.2 ± 0.1 | - | 4
-    not known | not known: KL & too few groups for an error (4 documents, 5 are needed) & no noise floor | changed
+    not known | not known: KL & 4 documents give no ± (5 are needed) & no noise floor | changed
 no KL, other first choices | - | 0.12 | 0.01 ± 0.02 | - | 20
     changed | changed: first choice differs in & KL was not measured | noise
 no KL, few other first choices | - | 0.02 | 0.001 ± 0.02 | - | 20
@@ -152,7 +152,7 @@ itself, no floor | 0 ± 0 | 0 | 0 ± 0 | - | 20
 one document, a floor | 0.65 ± 0 | 0.44 | 0.12 ± 0 | 1e-11 | 1
     changed | changed: KL 0.650, floor 1.00e-11 & on every target & perplexity +12.00% | likel & ±
 three documents, no floor | 0.65 ± 0 | 0.44 | 0.12 ± 0 | - | 3
-    not known | not known: KL 0.650 & too few groups for an error (3 doc | likel & ±
+    not known | not known: KL 0.650 & 3 documents give no ± | likel & 650 ±
 a likelier text | 0.3 ± 0.02 | 0.2 | -0.05 ± 0.01 | 1e-11 | 20
     changed, likelier | changed: KL 0.300 & text likelier (perplexity -5.00% ± 1.00%) | better & less
 a likelier text, of six documents | 0.3 ± 0.02 | 0.2 | -0.05 ± 0.002 | 1e-11 | 6
@@ -194,7 +194,7 @@ one first choice in ten flips by noise alone | 0.0009 ± 0.0001 | 0.1 | 0.0001 �
 four documents, a large KL, a floor | 0.4 ± 0.1 | 0.33 | 0.2 ± 0.1 | 1e-11 | 4
     changed | changed: KL 0.400 & on every target & perplexity +20 | noise & likel & ±
 one document, a small KL, no floor | 0.0001 ± 0 | 0 | 0.0001 ± 0 | - | 1
-    not known | not known: KL 0.00010 & 1 document, 5 are needed & no noise floor | changed & likel
+    not known | not known: KL 0.00010 & 1 document gives no ± (5 are needed) & no noise floor | changed & likel
 no floor, about as much as bfloat16 gives | 0.0012 ± 0.0003 | 0.02 | 0.0001 ± 0.001 | - | 20
     not known | not known: KL 0.00120 & no noise floor was measured | changed & more documents
 no floor, three times what bfloat16 gives | 0.003 ± 0.0002 | 0.03 | 0.0001 ± 0.001 | - | 20
@@ -208,17 +208,17 @@ a token impossible under the baseline alone | 0.1 ± 0.01 | 0.04 | 0.05 ± 0.01 
 KL from 16 bits, by rounding below 0 | -1e-05 ± 2e-05 | 0 | 0.0001 ± 0.0001 | - | 20
     not known | not known: KL -1.0e-5 ± 2.0e-5 & no noise floor was measured | changed & likel
 perplexity of three documents alone | - | - | 0.02 ± 0 | - | 3
-    not known | KL and first choices were not measured & 3 documents, 5 are needed | changed & likel
+    not known | KL and first choices were not measured & 3 documents give no ± (5 are needed) | changed & likel
 perplexity alone, not clear, and what would decide | - | - | 0.01 ± 0.02 | - | 20
     not known | KL and first choices were not measured & may be chance & give more documents | changed & likel
 routes of experts flip as often as they flip again | 1e-13 ± 0 | 0 | 0.0001 ± 0.0005 | routes | 20 | 2 targets by 0.01
     not known | not known: KL 4.0e-5 ± 4.0e-5, floor 3.91e-5 & give more documents | changed & likel
 one window in 35 rounds otherwise | 1e-13 ± 0 | 0 | 0.0001 ± 0.0005 | 0 | 20 | 9 targets by 0.0002 in bfloat16
-    a difference within the noise | noise: KL 3.6e-6 ± 3.6e-6, floor 0, first & may be chance | changed & targets
+    a difference within the noise | noise: KL 3.6e-6 ± 3.6e-6, floor 0, counted as 0.000010 | changed & targets
 the same in 32 bits | 1e-13 ± 0 | 0 | 0.0001 ± 0.0005 | 0 | 20 | 9 targets by 0.0002
     changed | on 9 of 500 targets, by up to 0.000200 nats | noise
 rounding far above its floor, which is smaller still | 3e-14 ± 1e-15 | 0 | 1e-9 ± 3e-9 | 1e-15 | 20
-    a difference within the noise | KL 3.00e-14, first choice differs in 0% & may be chance | changed & targets
+    a difference within the noise | KL 3.00e-14 & perplexity equal within 0.001% | changed & targets
 perplexity alone, at 3 in 100 | - | - | 0.023 ± 0.01 | - | 20
     not known | perplexity +2.3% ± 1.0%, which may be chance on 20 documents; give more documents | changed & likel
 routes of experts flip, and one target is lost | 1e-13 ± 0 | 0 | 0.0001 ± 0.0005 | routes | 20 | 1 targets by 6

@@ -21,6 +21,7 @@ from scoremode.core.scores.schema import DIVERGENCE, KL
 from scoremode.core.statistics.comparison import BY_FIELD, FIELDS
 from scoremode.core.statistics.groups import FEWEST, false_of_few, why_unsure
 from scoremode.errors import OptionError, did_you_mean, harmless
+from scoremode.reports.text import counted
 
 SURELY = "surely"
 APART = frozenset(column.name for column in DIVERGENCE if column is not KL)
@@ -134,9 +135,10 @@ def too_few(groups: int | None, kind: str = "groups") -> str:
     """Says why a number has no error.
 
     >>> too_few(3, "documents")
-    'too few groups for an error (3 documents, 5 are needed)'
+    '3 documents give no ± (5 are needed)'
     """
-    return f"too few groups for an error ({groups or 0} {kind}, {FEWEST} are needed)"
+    gives = "gives" if groups == 1 else "give"
+    return f"{counted(groups or 0, kind)} {gives} no ± ({FEWEST} are needed)"
 
 
 def _why_unknown(name: str, statistics: Mapping[str, Any]) -> str:

@@ -49,6 +49,7 @@ OTHER_CHOICES = 0.05  # share of first choices; chosen, not measured
 FAR_SMALLER = 1e-3  # × the largest: such noise has another cause
 ROUNDING = 1e-10  # nats: float32 moves log-probabilities by about 1e-5, and KL by half of that's square
 IN_16_BITS = 1e-3  # nats of a target, likewise: a rare rounding moves up to 0.0002 (benchmarks/honest_noise.py)
+EQUAL = 1e-5  # perplexity ratios less 1 that nobody needs the digits of
 RARE = 0.01  # targets that rounding may move where a sample of the noise shows none
 OFTEN = 0.01  # runs of a model against itself in which a target may be called changed
 
@@ -141,7 +142,7 @@ def _judged(c: Comparison, *, is_apart: bool, chance: float) -> Verdict:
     direction, text = _direction(c, s, is_apart=is_apart if level != UNKNOWN else chance < OFTEN)
     level = CHANGED if level == UNKNOWN and direction else level
     decides = _what_decides(c, s) if level == UNKNOWN else []
-    parts = [f"{level}: {_moved(s)}", *_targets_words(c, targets), *_unmeasured(s), text, *decides]
+    parts = [f"{level}: {_moved(s, RARE * _rounding(c))}", *_targets_words(c, targets), *_unmeasured(s), text, *decides]
     kl = usable(s.get("kl_mean"))
     scale = scale_words(kl) if kl and kl > 0 and level in (CHANGED, UNKNOWN) else ""
     return Verdict(level, "; ".join(part for part in parts if part), scale, direction)
@@ -247,19 +248,25 @@ def _perplexity(s: Statistics) -> list[str]:
     ratio = usable(s.get("ppl_ratio"))
     if ratio is None:
         return []
+    if max(abs(ratio - 1), usable(s.get("ppl_ratio_stderr")) or 0) < EQUAL:
+        return ["perplexity equal within 0.001%"]
     number, error = rounded(ratio - 1, s.get("ppl_ratio_stderr"), percent=True)
     return [f"perplexity {'' if number.startswith('-') else '+'}{number} {error}".rstrip()]
 
 
-def _moved(s: Statistics) -> str:
-    """KL beside its noise floor, and the share of other first choices; log-probabilities if neither was measured."""
+def _moved(s: Statistics, rounding: float) -> str:
+    """KL beside its noise floor, and the share of other first choices; log-probabilities if neither was measured.
+
+    A floor below ``rounding`` counts as that.
+    """
     kl, floor, found = usable(s.get("kl_mean")), usable(s.get("noise_floor_kl_mean")), list[str]()
     if kl is not None:
         low = _kl_less_its_error(s)
         is_clear = low is not None and low > (floor or 0)
         number, error = rounded(kl, s.get("kl_mean_stderr"))
         found.append(f"KL {number}" if is_clear else f"KL {number} {error}".rstrip())
-        found += [] if is_clear or floor is None else [f"floor {rounded(floor)[0]}"]
+        counts_as = f", counted as {plain_nats(rounding)}" if floor is not None and floor < rounding < math.inf else ""
+        found += [] if is_clear or floor is None else [f"floor {rounded(floor)[0]}{counts_as}"]
     elif s.get("kl_infinite"):
         found.append("KL infinite")
     if (same := usable(s.get("same_top"))) is not None:
@@ -304,7 +311,7 @@ def _unsure(c: Comparison, s: Statistics) -> str:
     """The change of perplexity, and why nobody can tell its direction."""
     (change,) = _perplexity(s) or ["perplexity is infinite under both"]
     groups = counted(s.get("groups") or 0, str(c.baseline.manifest.get("stderr_groups", "groups")))
-    known = usable(s.get("log_ppl_ratio_stderr")) is not None and usable(s.get("log_ppl_ratio")) != 0
+    known = usable(s.get("log_ppl_ratio_stderr")) is not None and "equal" not in change
     return f"{change}, which may be chance on {groups}" if known else change
 
 

@@ -77,7 +77,7 @@ def test_verdicts() -> None:
     assert said(0.5).startswith("no worse than 0.01, with 95 %")
     assert said(-0.5).startswith("not shown to be no worse than 0.01, it is worse by more")
     assert said(-0.009, 0.05).startswith("not shown to be no worse than 0.01, it may be worse")
-    assert said(0.0, n=4) == "cannot be judged: too few groups for an error (4, 5 are needed)"
+    assert said(0.0, n=4) == "cannot be judged: 4 documents give no ± (5 are needed)"
     assert said(-math.inf).startswith("cannot be judged: a target has probability zero")
     assert said(0.0, spread=0.0).startswith("equivalent within 0.01")
 
@@ -146,7 +146,7 @@ def test_the_command_line_prints_the_verdict_and_exits_by_it(command: Command, t
     assert "the error is over 6 blocks of at most 361 tokens of these 3 texts" in " ".join((out + err).split())
     code, out, err = command(*asked, "0.01", "--num-samples", "1")
     assert code == 1
-    assert "too few groups" in out + err
+    assert "give no ±" in out + err
     code, out, err = command(*asked, "0.01", "--num-samples", "6", "--fail-if", "same_top < 0.9 surely")
     few = "6.0 effective documents are too few; give at least 10 of about equal length, or --few-documents"
     assert (code, " ".join((out + err).split()).count(few)) == (1, 2 + 1)

@@ -147,7 +147,7 @@ def test_rules() -> None:
     found = replace(small(), names=("base", "fsdp"))
     assert found.failures("k3 > 0.5", "outside_clip > 0.9") == []
     assert found.failures("outside_clip > 0.2", "tokens < 5") == ["fsdp: outside_clip is 0.25, above 0.2"]
-    few = "fsdp: k3 cannot be judged 'surely': too few groups for an error (2 prompts, 5 are needed)"
+    few = "fsdp: k3 cannot be judged 'surely': 2 prompts give no ± (5 are needed)"
     assert found.failures("k3 > 0 surely") == [few]
     assert found.failures("kl > 0") == ["fsdp: kl is not known: the distributions were not compared"]
     with pytest.raises(OptionError, match="no statistic 'k4'"):

@@ -138,7 +138,7 @@ class Equivalence:
         if not math.isfinite(e.value):
             return "a target has probability zero"
         if e.stderr is None:
-            return f"too few groups for an error ({e.groups}, {FEWEST} are needed)"
+            return f"{e.groups} {self.groups} give no ± ({FEWEST} are needed)"
         return why_unsure(e.groups, self.effective, self.groups, few_documents=self.few_documents)
 
     @property
