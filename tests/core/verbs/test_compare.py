@@ -348,7 +348,7 @@ def test_states_that_do_not_fit_on_the_disk_are_refused_before_anything_is_score
     models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fed = Fed(monkeypatch)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 10**6, 1000))  # type: ignore[attr-defined]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 10**6, 1000))
     with pytest.raises(
         RunError, match=r"take about .* of disk, and .* has 1 kB left; free some space, score less text"
     ):
