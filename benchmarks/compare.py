@@ -73,7 +73,7 @@ def size(given: argparse.Namespace) -> dict[str, Any]:
 
 def timed(given: argparse.Namespace) -> dict[str, Any]:
     """Scoring alone and scoring against a reference, with one engine that is started once."""
-    from scoremode.core.engine.baseline import StoredBaseline
+    from scoremode.core.engine.baseline import stored_states
     from scoremode.core.engine.plugin import Work
     from scoremode.core.references.reader import Reference
     from scoremode.core.verbs.model import LazyModel
@@ -88,7 +88,7 @@ def timed(given: argparse.Namespace) -> dict[str, Any]:
         asked = held.ask(question)
         worker = held.engine(Work(longest=given.context))
         try:
-            baseline, plan = StoredBaseline(Reference.open(kept), asked.plan), asked.plan
+            baseline, plan = stored_states(Reference.open(kept), asked.plan.target_offsets), asked.plan
             alone, against = [], []
             for _ in range(given.repeat + 1):
                 alone.append(_seconds(worker.score(plan, _none(plan))))

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from common import own_windows, score_all
 
-from scoremode.core.engine.baseline import HeldBaseline
+from scoremode.core.engine.baseline import held_states
 from scoremode.core.models.facts import inspect
 from scoremode.core.scores.answers import Answers, WindowList
 from scoremode.engines.transformers.choices import TransformersOptions
@@ -180,7 +180,7 @@ def noise(place: Place) -> Figures:
             source = windows(place, engine.vocabulary)
             none = np.zeros(len(source), np.bool_)
             before = scores(place, engine)
-            floor = engine.noise_floor(HeldBaseline(engine, source, none), source, none)
+            floor = engine.noise_floor(held_states(engine, source, none), source, none)
             moved = sum(int((a.logprob != b.logprob).sum()) for a, b in zip(before, scores(place, engine), strict=True))
             label = f"{dtype}, {'windows alone' if batch_tokens else 'windows together'}"
             measured = float("inf") if floor.kl is None else float(floor.kl.mean())

@@ -194,7 +194,7 @@ class Against(Ours):
     def prepare(self, ids: Any) -> None:
         import numpy as np
 
-        from scoremode.core.engine.baseline import StoredBaseline
+        from scoremode.core.engine.baseline import stored_states
         from scoremode.core.references.writer import StatesWriter
 
         a_prompt = ids.shape[1] - 1
@@ -218,7 +218,7 @@ class Against(Ours):
             }
             writer.write_head(head.weight, head.bias, **shape_of_logits)
             stored = writer.finish({**facts, "engine": {}})
-        self.baseline = StoredBaseline(stored, offsets=np.arange(len(ids) + 1) * a_prompt)
+        self.baseline = stored_states(stored, np.arange(len(ids) + 1) * a_prompt)
 
     def run(self, ids: Any) -> Any:
         return score_all(self.engine, own_windows(ids), Wanted(against=self.baseline))

@@ -19,19 +19,22 @@ from tests import api_docs
 
 ROOT = Path(__file__).parents[2]
 VERBS = ROOT / "src" / "scoremode" / "core" / "verbs"
-OPTIONS = VERBS / "engine_options.pyi"
+OPTIONS = VERBS / "engine_options.py"
 FILES = (VERBS / "arguments.py", VERBS / "replicas.py", ROOT / "src" / "scoremode" / "core" / "text" / "corpus.py")
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 GROUPS = re.compile(r'(class (?:Text|Question|Spread)Arguments\(.*\n    """.*"""\n\n)((?:    .*\n)+)')
 FIELD = re.compile(r'^(    (\w+): .*\n)(?:    """[\s\S]*?"""\n)?', re.MULTILINE)
 INDENT = " " * 4
 HEAD = '''\
-"""The options of the built-in engines, for editors and type checkers: written by ``make format``."""
+"""The options of the built-in engines, for editors, type checkers and ``help()``: written by ``make format``."""
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 from scoremode.core.engine.options import Pairs, Plain
+
 
 class EngineOptionArguments(TypedDict, total=False):
     """Options of an engine, by name. None means: the engine's own choice."""
@@ -39,8 +42,8 @@ class EngineOptionArguments(TypedDict, total=False):
 '''
 
 
-def options_stub() -> str:
-    """The text of core/verbs/engine_options.pyi."""
+def options_module() -> str:
+    """The text of core/verbs/engine_options.py."""
     brought = {point.name for point in entry_points(group=GROUP)}  # engines of other packages
     options = {name: option for name, (engines, option) in sorted(all_options().items()) if set(engines) - brought}
     return HEAD + with_texts("".join(f"    {n}: {option.type_in_python()} | None\n" for n, option in options.items()))
@@ -93,7 +96,7 @@ def docs(page: str) -> str:
 
 def made_files() -> dict[Path, str]:
     """Every file of which a part is made, with its text."""
-    made = {OPTIONS: options_stub(), **{file: groups(file.read_text()) for file in FILES}}
+    made = {OPTIONS: options_module(), **{file: groups(file.read_text()) for file in FILES}}
     return made | {page: docs(page.read_text()) for page in PAGES} | {api_docs.PAGE: api_docs.page()}
 
 

@@ -32,10 +32,12 @@ ROOT = Path(__file__).resolve().parents[2]
 # ── nobody knows an engine by name ───────────────────────────────────────────────────────────────────────────────────
 def test_nothing_outside_its_folder_knows_the_word_vllm() -> None:
     """But for scoremode/vllm.py, which is nothing but the short name that people import it by, for the service, which
-    is routes inside that server, and for what studies need of it: files with its name, and lists of abilities."""
+    is routes inside that server, for what studies need of it: files with its name, and lists of abilities; and for the
+    options of all engines, which ``make format`` writes."""
     own, service = HOUSE / "engines" / "vllm", HOUSE / "remote" / "service"
     files = [path for path in HOUSE.rglob("*") if path.suffix in (".py", ".js", ".css", ".html") and path.is_file()]
     named = {path for path in files if path.name.startswith("vllm") or path.match("studies/*/wing.py")}
+    named.add(HOUSE / "core" / "verbs" / "engine_options.py")
     outside = [path for path in files if not {own, service} & set(path.parents) and path not in named]
     found = [
         f"{path.relative_to(HOUSE)}:{number}"
@@ -77,7 +79,7 @@ def test_one_line_gives_flag_help_argument_docs_and_identity() -> None:
     run = sm.ppl("table:uniform", text="any text", sharpness=5, fresh=True)  # type: ignore[call-arg]
     assert run.manifest["identity"]["settings"] == {"sharpness": 5}
     assert "| `--sharpness N` | `sharpness` | how sharp |" in option_docs.docs_table("table")
-    assert "sharpness: int | None" in option_docs.options_stub()
+    assert "sharpness: int | None" in option_docs.options_module()
     with pytest.raises(OptionError, match="--sharpness 0 is not above 0"):
         sm.ppl("table:uniform", text="any text", sharpness=0)  # type: ignore[call-arg]
     with pytest.raises(OptionError, match="sharpness is 'x', which is not a whole number"):

@@ -1,6 +1,6 @@
 """What people type who know other tools, and what it is called here: the one place for such words.
 
-Read from llama.cpp, ExLlamaV3's scripts, mlx-lm, lm-evaluation-harness and vLLM. None is accepted: the answer is the
+Read from llama.cpp, ExLlamaV3's scripts, mlx-lm and lm-evaluation-harness. None is accepted: the answer is the
 command with our names. Words of one letter that mean the same here are flags (``SHORT`` in ``reports/command``).
 """
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from scoremode.core.engine.baseline import HeldBaseline, noise_floor
+from scoremode.core.engine.baseline import held_states, noise_floor
 from scoremode.core.models.facts import inspect
 from scoremode.core.plan.plan import Plan
 from scoremode.core.verbs.compare import compare
@@ -67,7 +67,7 @@ def test_every_window_is_fed_in_a_batch_of_another_shape(tiny: Path, context: in
         return note
 
     with body_of(engine, recorded("usual")):
-        baseline = HeldBaseline(engine, plan, done)
+        baseline = held_states(engine, plan, done)
     with body_of(engine, recorded("otherwise")):
         floor = engine.noise_floor(baseline, plan, done)
     assert floor.kl is not None

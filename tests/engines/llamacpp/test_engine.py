@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from scoremode.core.engine.base import StoredDistributions, Wanted
-from scoremode.core.engine.baseline import HeldBaseline
+from scoremode.core.engine.baseline import held_states
 from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import choose, open_engine
 from scoremode.core.scores.answers import Answers, Window, WindowList, WindowSource, measured
@@ -230,7 +230,7 @@ def test_the_divergence_from_hidden_states_equals_its_float64_definition(
     other = gguf_of(tiny, tmp_path / "other.gguf", weights=lambda name, x: x * 1.1 if name == "output.weight" else x)
     source: Any = WindowList(tuple(own_tokens(random_ids(n, n) % 200) for n in (2, 40)), vocabulary=vocabulary)
     baseline = open_engine(choose(str(tiny), None, {"dtype": "float32"}), Work(longest=40))
-    held = HeldBaseline(baseline, source, np.zeros(len(source), np.bool_))
+    held = held_states(baseline, source, np.zeros(len(source), np.bool_))
     found = scored(engine_for(other), source, against=held)
     judge = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float64)
     for index, answers in found.items():

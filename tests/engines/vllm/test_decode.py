@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from scoremode.core.engine.base import Wanted
-from scoremode.core.engine.baseline import StoredBaseline
+from scoremode.core.engine.baseline import stored_states
 from scoremode.core.plan.path import DecodePath
 from scoremode.core.references.reader import Reference
 from scoremode.core.scores.answers import Window, WindowList
@@ -165,7 +165,7 @@ def test_divergence_and_states_are_those_of_the_step(
     reference(str(small_llama), tmp_path / "reference", dtype="float32", **asked)
     question, _ = split_arguments(asked, needs_text=True)
     plan = LazyModel.named(str(small_llama), "transformers", {}, None).ask(question).plan
-    stored = StoredBaseline(Reference.open(tmp_path / "reference"), plan)
+    stored = stored_states(Reference.open(tmp_path / "reference"), plan.target_offsets)
     done = np.zeros(len(plan), np.bool_)
     found = dict(engine.score(plan, done, Wanted(against=stored)))
     kl = np.concatenate([answers.kl for _, answers in sorted(found.items()) if answers.kl is not None])

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from scoremode.core.engine.base import Wanted
-from scoremode.core.engine.baseline import StoredBaseline
+from scoremode.core.engine.baseline import stored_states
 from scoremode.core.models.facts import inspect
 from scoremode.core.references.reader import Reference
 from scoremode.core.scores.answers import Answers, Window
@@ -208,7 +208,7 @@ def against(engine: Any, kept: Path) -> Found:
     parts = {
         index: (answers.kl, answers.logprob[:, 0])
         for index, answers in engine.score(
-            plan, np.zeros(len(plan), bool), Wanted(against=StoredBaseline(stored, plan))
+            plan, np.zeros(len(plan), bool), Wanted(against=stored_states(stored, plan.target_offsets))
         )
     }
     return Found(*(np.concatenate([parts[i][k] for i in range(len(plan))]) for k in (0, 1)))

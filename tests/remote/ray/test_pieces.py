@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.core.engine.baseline import StoredBaseline
+from scoremode.core.engine.baseline import stored_states
 from scoremode.core.engine.batching import prompt_groups
 from scoremode.core.references.reader import Reference, open_reference
 from scoremode.core.scores.answers import Answers, Window, WindowList
@@ -104,7 +104,7 @@ def test_pieces_shrink_towards_the_end() -> None:
 def test_a_reference_behind_a_uri_is_opened_by_each_node(bucket: Bucket, elsewhere: Callable[[], Path]) -> None:
     asked: dict[str, Any] = {"text": "the cat sat on the mat. " * 20, "context_length": 48}
     sm.reference("table:successor", bucket.uri("ref"), **asked)
-    sent = SentBaseline.of(StoredBaseline(open_reference(bucket.uri("ref")), offsets=np.zeros(1, np.int64)))
+    sent = SentBaseline.of(stored_states(open_reference(bucket.uri("ref")), np.zeros(1, np.int64)))
     node = elsewhere()
     found = sent.open()
     assert isinstance(found, Reference)

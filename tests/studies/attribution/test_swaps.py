@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from scoremode.core.engine.base import Wanted
-from scoremode.core.engine.baseline import HeldBaseline
+from scoremode.core.engine.base import Baseline, Wanted
+from scoremode.core.engine.baseline import held_states
 from scoremode.core.scores.answers import Answers, Window, WindowList
 from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.engines.transformers.engine import TransformersEngine
@@ -60,11 +60,11 @@ def recorded(model: Any, source: WindowList) -> Iterator[SwappableModel]:
         yield swaps
 
 
-def held(baseline: Any, source: WindowList) -> HeldBaseline:
-    return HeldBaseline(opened(baseline), source, np.zeros(len(source), np.bool_))
+def held(baseline: Any, source: WindowList) -> Baseline:
+    return held_states(opened(baseline), source, np.zeros(len(source), np.bool_))
 
 
-def compared(baseline: HeldBaseline, candidate: Any, source: WindowList) -> dict[int, Answers]:
+def compared(baseline: Baseline, candidate: Any, source: WindowList) -> dict[int, Answers]:
     """What ``compare`` gets: a whole candidate against the states and the head of the baseline."""
     return dict(opened(candidate).score(source, np.zeros(len(source), np.bool_), Wanted(against=baseline)))
 

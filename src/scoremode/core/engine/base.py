@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from scoremode.core.plan.path import DecodePath
+from scoremode.core.references.reader import Reference
 from scoremode.core.scores.answers import Answers, Window, WindowSource
 from scoremode.errors import EngineError, ModelError
 from scoremode.values import Bools, Floats, Ints, Raw
@@ -63,20 +64,25 @@ class NoiseFloor:
     words: str  # what was different; or why nothing was measured
 
 
-class Baseline(Protocol):
-    """A model to compare a candidate with: final hidden states, and the head that makes distributions of them."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Baseline:
+    """A finished model to compare a candidate with: final hidden states, and the head that makes distributions of them.
+
+    ``states(index, window)`` are the raw states (m, d) of the rows that window ``index`` asks for.
+    """
+
+    head: StoredHead
+    dtype: str  # of the states
+    states: Callable[[int, Window], Raw]
+    stored: Reference | None = None  # that the states lie in; None: they are held in memory
+    offsets: Ints | None = None  # where each window begins in it
 
     @property
-    def head(self) -> StoredHead: ...
-
-    @property
-    def dtype(self) -> str: ...  # of the states
-
-    @property
-    def place(self) -> tuple[str, Ints] | None: ...  # folder of a reference, and where each window begins in it
-
-    def states(self, index: int, window: Window) -> Raw:
-        """The final hidden states (m, d) of the rows that window ``index`` asks for."""
+    def place(self) -> tuple[str, Ints] | None:
+        """The folder of the reference, for a process that reads rows itself, and where each window begins in it."""
+        if self.stored is None or self.offsets is None:
+            return None
+        return str(self.stored.folder.resolve()), self.offsets
 
 
 class WholeDistributions(ABC):

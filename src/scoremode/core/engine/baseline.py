@@ -1,6 +1,6 @@
 """Baselines with hidden states, and their noise floor.
 
-model ──score──▶ hidden states of every target, and the head ──▶ reference folder ──▶ StoredBaseline
+model ──score──▶ hidden states of every target, and the head ──▶ reference folder ──▶ stored_states
 model without such a head ──▶ its logits, as they come: LiveLogits, in logits.py; LiveSteps, in steps.py
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.core.engine.base import Engine, NoiseFloor, StoredHead, Wanted
+from scoremode.core.engine.base import Baseline, Engine, NoiseFloor, StoredHead, Wanted
 from scoremode.core.plan.plan import Plan
 from scoremode.core.references.reader import Reference
 from scoremode.core.scores.answers import FAULT, Answers, Window, WindowSource
@@ -22,22 +22,20 @@ NOISE_WINDOWS = 8  # of the noise floor: at least so many if the plan has them, 
 NOISE_TARGETS = 4096  # of the noise floor, at most, unless the first window has more
 
 
-class StoredBaseline:
+def stored_states(stored: Reference, offsets: Ints) -> Baseline:
     """A baseline whose states lie in a reference; ``offsets`` say where the targets of each window begin in it."""
 
-    def __init__(self, stored: Reference, plan: Plan | None = None, *, offsets: Ints | None = None) -> None:
-        assert (plan is None) != (offsets is None), "a plan has its own offsets"
-        self.offsets: Ints = offsets if plan is None else plan.target_offsets  # type: ignore[assignment]
-        self.stored, self.dtype = stored, stored.dtype
-        self.head = head_of(stored)
+    def states(index: int, window: Window) -> Raw:
+        return stored.rows(int(offsets[index]), len(window.rows))
 
-    @property
-    def place(self) -> tuple[str, Ints]:
-        """The folder, for a process that reads rows itself."""
-        return str(self.stored.folder.resolve()), self.offsets
+    return Baseline(head_of(stored), stored.dtype, states, stored, offsets)
 
-    def states(self, index: int, window: Window) -> Raw:
-        return self.stored.rows(int(self.offsets[index]), len(window.rows))
+
+def held_states(engine: Engine, source: WindowSource, done: Bools) -> Baseline:
+    """A baseline of the windows that are not ``done``, whose states are computed now and held in memory."""
+    head = engine.stored_head()
+    held = {index: states_in(answers) for index, answers in engine.score(source, done, Wanted(states=True))}
+    return Baseline(head, states_dtype(engine, head), lambda index, _: held[index])
 
 
 def head_of(stored: Reference, ids: slice = slice(None)) -> StoredHead:
@@ -65,21 +63,6 @@ def states_dtype(engine: Engine, head: StoredHead) -> str:
     return head.dtype if engine.facts.engine == "table" else engine.facts.dtype
 
 
-class HeldBaseline:
-    """A baseline that holds the states of a few windows in memory."""
-
-    place = None
-
-    def __init__(self, engine: Engine, source: WindowSource, done: Bools) -> None:
-        self.head: StoredHead = engine.stored_head()
-        self.dtype = states_dtype(engine, self.head)
-        answered = engine.score(source, done, Wanted(states=True))
-        self._held = {index: states_in(answers) for index, answers in answered}
-
-    def states(self, index: int, window: Window) -> Raw:
-        return self._held[index]
-
-
 def few_windows(plan: Plan) -> Ints:
     """Chooses a few windows that are spread over a plan, to compute them a second time."""
     chosen: Ints = np.arange(0, len(plan), max(1, len(plan) // NOISE_WINDOWS))
@@ -91,7 +74,7 @@ def few_windows(plan: Plan) -> Ints:
 def noise_floor(
     engine: Engine,
     plan: Plan,
-    stored: StoredBaseline | None = None,
+    stored: Baseline | None = None,
     measured: MutableMapping[int, Floats] | None = None,
 ) -> NoiseFloor:
     """KL of a baseline against itself, computed in a different way, on a few windows spread over the plan.
@@ -102,7 +85,7 @@ def noise_floor(
     done[few_windows(plan)] = False
     engine.measured = measured
     try:
-        return engine.noise_floor(stored or HeldBaseline(engine, plan, done), plan, done)
+        return engine.noise_floor(stored or held_states(engine, plan, done), plan, done)
     finally:
         engine.measured = None
 

@@ -97,15 +97,22 @@ class LiveLogits(LogitsBaseline):
     """A baseline that has logits and no hidden states, and runs at the same time as the candidate.
 
     A window is computed when the candidate asks for it, and no logits outlive its blocks. With ``keep``, the baseline's
-    own scores are computed from the same logits.
+    own scores are computed from the same logits. With ``whole_windows``, the logits of a window are held, for a
+    candidate that decodes several windows side by side: it needs the rows of all windows of a batch at once.
     """
 
-    def __init__(self, engine: Engine, plan: WindowSource, keep: KeepAnswers | None = None) -> None:
-        self.engine, self.plan, self.keep = engine, plan, keep
+    def __init__(
+        self, engine: Engine, plan: WindowSource, keep: KeepAnswers | None = None, *, whole_windows: bool = False
+    ) -> None:
+        self.engine, self.plan, self.keep, self.whole_windows = engine, plan, keep, whole_windows
         self.vocabulary = engine.facts.known_vocabulary
 
     def logits(self, index: int, window: Window) -> Callable[[slice], Tensor]:
-        return LogitsCursor(self._blocks(index, window)).rows
+        blocks = self._blocks(index, window)
+        if not self.whole_windows:
+            return LogitsCursor(blocks).rows
+        whole = torch.cat([block.clone() for _, block in blocks])
+        return lambda rows: whole[rows]
 
     def _blocks(self, index: int, window: Window) -> Iterator[tuple[slice, Tensor]]:
         """Yields float32 logits of a few rows at a time, with their places among the rows of the window."""
@@ -123,18 +130,6 @@ class LiveLogits(LogitsBaseline):
                 seconds += time.perf_counter() - resumed
                 yield place, found
                 resumed = time.perf_counter()
-
-
-class HeldLogits(LiveLogits):
-    """Such a baseline for a candidate that decodes several windows side by side: it holds the logits of all of them.
-
-    A model that is compared with itself is prefilled window by window, and decoded step by step, so the rows of all
-    windows of a batch are needed at once.
-    """
-
-    def logits(self, index: int, window: Window) -> Callable[[slice], Tensor]:
-        whole = torch.cat([found.clone() for _, found in self._blocks(index, window)])
-        return lambda rows: whole[rows]
 
 
 class LogitsCursor:

@@ -1,6 +1,6 @@
 """Every argument of a verb by name, for people, editors and type checkers: of questions and of engines.
 
-``make format`` writes the texts below the arguments from ``shared_flags.py``, and ``engine_options.pyi`` from the
+``make format`` writes the texts below the arguments from ``shared_flags.py``, and ``engine_options.py`` from the
 options of the built-in engines; a test compares them.
 """
 
@@ -11,7 +11,7 @@ import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import Any, cast
 
 from scoremode.core.disk.manifests import command_without_secrets
 from scoremode.core.engine.options import Pairs as Pairs  # noqa: PLC0414
@@ -22,6 +22,7 @@ from scoremode.core.plan.recipes import find_method
 from scoremode.core.text.corpus import Corpus, CorpusSource, Spec, TextArguments, check_names, default, text_arguments
 from scoremode.core.text.slices import read_rules
 from scoremode.core.typed import F, typed
+from scoremode.core.verbs.engine_options import EngineOptionArguments as EngineOptionArguments  # noqa: PLC0414
 from scoremode.core.verbs.replicas import SPREAD, SpreadArguments, spread_names
 from scoremode.core.verbs.shared_flags import SHARED, with_arguments
 from scoremode.errors import UnknownArgumentError, did_you_mean
@@ -60,13 +61,6 @@ class QuestionArguments(TextArguments, total=False):
 
 QUESTION = tuple(QuestionArguments.__annotations__)
 PATH = ("path", "sequences", "prefill_tokens")  # arguments of plan.path.read_path
-
-
-if TYPE_CHECKING:
-    from scoremode.core.verbs.engine_options import EngineOptionArguments as EngineOptionArguments  # noqa: PLC0414
-else:
-    _kinds = {name: f"{option.type_in_python()} | None" for name, (_, option) in sorted(all_options().items())}
-    EngineOptionArguments = TypedDict("EngineOptionArguments", _kinds, total=False)
 
 
 class ModelArguments(EngineOptionArguments, SpreadArguments, total=False):

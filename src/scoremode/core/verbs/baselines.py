@@ -23,7 +23,7 @@ from scoremode.core.disk.folders import REFERENCE
 from scoremode.core.disk.manifests import differing_fields
 from scoremode.core.disk.stores import is_there
 from scoremode.core.engine.base import Baseline, LogitsBaseline, Wanted, WholeDistributions, only_one_way
-from scoremode.core.engine.baseline import StoredBaseline, noise_facts
+from scoremode.core.engine.baseline import noise_facts, stored_states
 from scoremode.core.engine.plugin import EnginePlugin
 from scoremode.core.engine.registry import require
 from scoremode.core.plan.comparable import ComparableFacts, first_difference, require_comparable
@@ -202,7 +202,9 @@ class StoredRun:
         asked = candidate.ask({**kept, **question}, folders.progress)
         self._require_comparable(asked)
         noise = {name: self.run.manifest.get(name) for name in NOISE}
-        yield OpenBaseline(asked, self.run, stored=lambda: StoredBaseline(self.states, asked.plan), noise=noise)
+        yield OpenBaseline(
+            asked, self.run, stored=lambda: stored_states(self.states, asked.plan.target_offsets), noise=noise
+        )
 
     def _question(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """The question that it was made with; an error if its text was piped in and none is given."""
@@ -358,7 +360,7 @@ class UnfinishedBaseline(OpenBaseline):
         self.noise = {name: reference.manifest.get(name) for name in NOISE}
         if candidate is not self.model and not self.model.many_questions:
             self.model.close()  # its memory is needed
-        return StoredBaseline(open_reference(str(reference.path)), self.asked.plan)
+        return stored_states(open_reference(str(reference.path)), self.asked.plan.target_offsets)
 
     def finished(self) -> Run:
         if self.run is None:  # the candidate's run was finished, and the baseline's was not

@@ -18,7 +18,7 @@ from scoremode.core.cache.units import size_words
 from scoremode.core.disk.folders import entry_folder
 from scoremode.core.disk.uri import RemotePath
 from scoremode.core.engine.base import Engine, Wanted
-from scoremode.core.engine.baseline import StoredBaseline, noise_facts, noise_floor, states_dtype, states_in
+from scoremode.core.engine.baseline import noise_facts, noise_floor, states_dtype, states_in, stored_states
 from scoremode.core.engine.registry import require
 from scoremode.core.references.format import RAW_DTYPES
 from scoremode.core.references.writer import StatesWriter, require_disk
@@ -217,7 +217,7 @@ def _score_and_store(
         engine = {name: manifest[name] for name in ("engine", "dtype", "device", "head")}
         stored = writer.finish({**facts, "engine": engine})
         announce(progress, "measuring the noise floor")
-        noise = noise_facts(noise_floor(worker, plan, StoredBaseline(stored, plan), writer.noise))
+        noise = noise_facts(noise_floor(worker, plan, stored_states(stored, plan.target_offsets), writer.noise))
         return run.save(manifest | noise)
 
 

@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Iterable, Mapping
 from functools import cache
+from itertools import pairwise
 
 from scoremode.core.engine.registry import all_options
+from scoremode.core.verbs import engine_options
 from scoremode.errors import in_python
 
 Flags = Mapping[str, str]
@@ -61,7 +64,8 @@ RUN: Flags = {
     "--out DIR": "keep the result there; an interrupted one resumes",
     "--fresh": "score again even if a run is there, and replace it",
 }
-PROGRESS = "a function of the tokens done and the tokens in all"  # in Python alone
+_OTHERS = {"progress": "a function of the tokens done and the tokens in all"}  # in Python alone
+_FLAGS = {**MODEL, **ENGINE, **RUN, **TEXT, **METHOD, **REPLICAS, **PER_REPLICA}
 
 
 def name_of(flag: str) -> str:
@@ -80,15 +84,24 @@ SHARED = (*map(name_of, (*MODEL, *ENGINE, *RUN)), "progress")
 
 def argument_texts() -> dict[str, str]:
     """What the arguments that several functions share do, by their names in Python."""
-    shared = {**MODEL, **ENGINE, **RUN, **TEXT, **METHOD, **REPLICAS, **PER_REPLICA}
     options = {name: option.details.help for name, (_, option) in sorted(all_options().items())}
-    texts = {name_of(flag): about for flag, about in shared.items()} | options
-    return {name: _in_python(about) for name, about in texts.items()} | {"progress": PROGRESS}
+    texts = {name_of(flag): about for flag, about in _FLAGS.items()} | options
+    return {name: _in_python(about) for name, about in texts.items()} | _OTHERS
+
+
+def _option_texts() -> dict[str, str]:
+    """The texts below the options of engines, as ``make format`` wrote them: no engine is loaded for ``help()``."""
+    (group,) = (node for node in ast.parse(inspect.getsource(engine_options)).body if isinstance(node, ast.ClassDef))
+    return {
+        ast.unparse(field.target): " ".join(ast.literal_eval(text.value).split())
+        for field, text in pairwise(group.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
 
 
 def with_arguments(docstring: str, names: Iterable[str]) -> str:
     """A docstring with what these arguments do, above its examples, for ``help()``."""
-    texts = argument_texts()
+    texts = {name_of(flag): _in_python(about) for flag, about in _FLAGS.items()} | _option_texts() | _OTHERS
     lines = [f"    {name}: {texts[name]}" for name in names if name in texts]
     about, prompt, examples = inspect.cleandoc(docstring).partition("\n>>> ")
     return "\n".join([about.rstrip(), "", "Arguments:", *lines, prompt + examples])

@@ -21,7 +21,7 @@ from scoremode.core.engine.messages import own_tokens
 from scoremode.core.extensions import load
 from scoremode.core.scores.packing import DIVERGENCE_WORDS, line_words
 from scoremode.core.scores.schema import BUILT_IN, DIVERGENCE
-from scoremode.engines.vllm.states import WorkerBaseline
+from scoremode.engines.vllm.states import WorkerReference
 from scoremode.engines.vllm.tap import Shard, Tap, across_ranks, any_rank, every_rank, largest_of_ranks, slices_of_ranks
 from scoremode.engines.vllm.wire import KERNEL_WORDS, KEY, Request, pack_words
 from scoremode.head.budget import rows_within
@@ -117,7 +117,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         self._rows = 0  # rows per step, reduced after running out of memory; 0: as in the settings
         self._choice: ChosenKernel | None = None
         self._asks_for_logits = not settings.exact
-        self._baseline: WorkerBaseline | None = None  # the baseline that KL is measured against
+        self._baseline: WorkerReference | None = None  # the baseline that KL is measured against
         self._keeper: StepKeeper | None = load(settings.step_keeper)(model) if settings.step_keeper else None
 
     def get_supported_tasks(self) -> Set[Any]:
@@ -298,10 +298,10 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         made = finish_divergence(part, at_q)
         return with_divergence(made.q, made)
 
-    def _baseline_of(self, kind: BatchKey) -> WorkerBaseline:
+    def _baseline_of(self, kind: BatchKey) -> WorkerReference:
         if self._baseline is None or self._baseline.folder != kind.reference:
             self._baseline = None  # the old head is freed before another one is loaded
-            self._baseline = WorkerBaseline(kind.reference)
+            self._baseline = WorkerReference(kind.reference)
         return self._baseline
 
     def head_rows(self, hidden: Tensor, request: Request) -> Tensor:

@@ -50,7 +50,7 @@ class PinnedBuffers:
         return found
 
 
-class WorkerBaseline:
+class WorkerReference:
     """A reference in a folder, which KL is measured against."""
 
     def __init__(self, folder: str) -> None:

@@ -28,7 +28,7 @@ from scoremode.core.engine.base import (
     Wanted,
     WholeDistributions,
 )
-from scoremode.core.engine.baseline import HeldBaseline, StoredBaseline
+from scoremode.core.engine.baseline import held_states, stored_states
 from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import ChosenEngine, choose, open_engine
 from scoremode.core.installation import installed_versions
@@ -214,7 +214,7 @@ class SentBaseline:
     @staticmethod
     def of(baseline: Baseline | WholeDistributions) -> SentBaseline:
         """The path and the seal of a stored baseline. An open model is refused: it lives in this process alone."""
-        if isinstance(baseline, StoredBaseline):
+        if isinstance(baseline, Baseline) and baseline.stored is not None:
             stored = baseline.stored
             return SentBaseline(str(stored.folder.resolve()), dict(stored.manifest), _uri(stored.place))
         if isinstance(baseline, StoredDistributions) and baseline.file is not None:
@@ -291,14 +291,14 @@ class ScoringWorker:
         if waiting.found:
             yield waiting.take()
 
-    def _baseline(self, sent: SentBaseline, subset: WindowSubset) -> StoredBaseline | StoredDistributions:
+    def _baseline(self, sent: SentBaseline, subset: WindowSubset) -> Baseline | StoredDistributions:
         if sent.path not in self._opened:
             self._opened[sent.path] = sent.open()
         found = self._opened[sent.path]
         if not isinstance(found, Reference):
             return found.part(subset.indices)
         assert subset.target_offsets is not None, "a plan knows where the targets of a window begin"
-        return StoredBaseline(found, offsets=subset.target_offsets)
+        return stored_states(found, subset.target_offsets)
 
     def probe(self, subset: WindowSubset) -> Iterator[Floats]:
         """Yields the scores of one window, to see whether all replicas agree."""
@@ -307,4 +307,4 @@ class ScoringWorker:
 
     def noise_floor(self, subset: WindowSubset, done: Bools) -> NoiseFloor:
         """The noise floor against states that this replica computes now, in the batches of the run."""
-        return self.engine.noise_floor(HeldBaseline(self.engine, subset, done), subset, done)
+        return self.engine.noise_floor(held_states(self.engine, subset, done), subset, done)

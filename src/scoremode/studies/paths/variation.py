@@ -32,7 +32,7 @@ import numpy as np
 
 from scoremode.core.cache.units import size_words
 from scoremode.core.engine.base import Baseline, Engine, WholeDistributions, only_one_way
-from scoremode.core.engine.baseline import StoredBaseline, few_windows, noise_facts
+from scoremode.core.engine.baseline import few_windows, noise_facts, stored_states
 from scoremode.core.engine.registry import all_options
 from scoremode.core.free_memory import available
 from scoremode.core.plan.plan import Plan
@@ -175,13 +175,13 @@ class AgainstFirst(OpenBaseline):
         if self.missing:
             return None
         if self.first.model.plugin.able().hidden_states:
-            return StoredBaseline(open_reference(str(self.finished().path)), plan)
-        from scoremode.core.engine.logits import HeldLogits, LiveLogits
+            return stored_states(open_reference(str(self.finished().path)), plan.target_offsets)
+        from scoremode.core.engine.logits import LiveLogits
 
         side_by_side = plan.path.sequences if plan.path else 1
         require_both_fit(self.first.model, candidate, int(plan.lengths.max()) * side_by_side)
         engine = self.first.engine(self.progress)
-        return (LiveLogits if side_by_side == 1 else HeldLogits)(engine, plan)
+        return LiveLogits(engine, plan, whole_windows=side_by_side > 1)
 
     def facts(self, run: UnfinishedRun, candidate: LazyModel) -> Mapping[str, object]:
         first = self.finished()

@@ -1,9 +1,12 @@
-"""The options of the built-in engines, for editors and type checkers: written by ``make format``."""
+"""The options of the built-in engines, for editors, type checkers and ``help()``: written by ``make format``."""
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 from scoremode.core.engine.options import Pairs, Plain
+
 
 class EngineOptionArguments(TypedDict, total=False):
     """Options of an engine, by name. None means: the engine's own choice."""
