@@ -316,6 +316,11 @@ class ModelBaseline:
         else:
             require(self.model.plugin, "hidden_states", "be the baseline of a comparison")
             require(candidate.plugin, "divergence", "be compared")
+            if self.model.spread is not None or candidate.spread is not None:
+                raise EngineError(
+                    "replicas are compared with a reference that every machine can read",
+                    fix='make a reference of the baseline first: baseline.reference("ref/", corpus=…)',
+                )
         first = self.model.ask(question, folders.progress)
         known, ids = comparable_facts(first), first.tokens.ids
         del first  # where the two may be compared, they have the same text, tokens and plan: one of each is enough
