@@ -72,7 +72,7 @@ def build_parser(wanted: str | None = None) -> Parser:
         its.verb = verb
         verb.add_arguments(its)
         if not verb.passes_all_on:
-            streams.add_arguments(its, short=not verb.passes_on)  # -q is another flag of vllm serve
+            streams.add_arguments(its, short=not verb.passes_on)  # -q is another flag of what it passes on to
         add_help_flags(its)
         its.set_defaults(run=verb.run)
     return parser
