@@ -54,17 +54,17 @@ def in_python(text: str) -> str:
     'leave field out, or type: scoremode ppl MODEL --corpus -'
     """
 
-    def said(found: re.Match[str]) -> str:
-        if found["command"]:
-            return found[0]
-        verb, name, value = found["verb"] or "", found["name"].replace("-", "_"), found["value"]
+    def replacement(match: re.Match[str]) -> str:
+        if match["command"]:
+            return match[0]
+        verb, name, value = match["verb"] or "", match["name"].replace("-", "_"), match["value"]
         if value:
             name += f"={value}" if value == "N" or value[0].isdigit() else f'="{value}"'
         elif verb and name in SWITCHES:
             name += "=True"
         return verb + name
 
-    return FLAG.sub(said, text)
+    return FLAG.sub(replacement, text)
 
 
 UNPRINTABLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
@@ -203,9 +203,9 @@ def escaped(text: str) -> str:
 
 def columns_of(stream: Any) -> int | None:
     """The width that COLUMNS or the stream's terminal gives; None if neither does."""
-    given = os.environ.get("COLUMNS", "")
-    if given.isdecimal() and int(given):
-        return int(given)
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return int(columns)
     try:
         return (os.get_terminal_size(stream.fileno()).columns or None) if stream.isatty() else None
     except (OSError, ValueError):  # it is closed, or no file
@@ -226,23 +226,23 @@ def shortened(text: str, most: int = 40) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-def listed(words: Sequence[str], last: str = "and") -> str:
-    """Joins words for use in a sentence.
+def listed(names: Sequence[str], last: str = "and") -> str:
+    """Joins names for use in a sentence.
 
     >>> listed(("logprob", "rank", "entropy"))
     'logprob, rank and entropy'
     """
-    return f" {last} ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    return f" {last} ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def few(words: Sequence[str], most: int = 8) -> str:
-    """The first words of a list that may be long and come from anywhere, and how many more there are.
+def few(names: Sequence[str], most: int = 8) -> str:
+    """The first names of a list that may be long and come from anywhere, and how many more there are.
 
     >>> few(["a", "b", "c"], 2)
     'a, b, … and 1 more'
     """
-    left_out = len(words) - most
-    return ", ".join(shortened(word, 200) for word in words[:most]) + (f", … and {left_out:,} more" * (left_out > 0))
+    left_out = len(names) - most
+    return ", ".join(shortened(name, 200) for name in names[:most]) + (f", … and {left_out:,} more" * (left_out > 0))
 
 
 def print_line(line: str) -> None:
@@ -250,8 +250,8 @@ def print_line(line: str) -> None:
     LOGGER.warning(line.removeprefix("scoremode: "), extra={"line": line})
 
 
-def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
-    """``did you mean 'gptq'?`` if a known word is similar, else another hint, or a list of all known words."""
-    names = sorted(known)
+def did_you_mean(word: str, choices: Iterable[str], otherwise: str = "") -> str:
+    """``did you mean 'gptq'?`` if a choice is similar, else another hint, or a list of all choices."""
+    names = sorted(choices)
     near = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.5)
     return f"did you mean '{near[0]}'?" if near else otherwise or f"known: {', '.join(names)}"

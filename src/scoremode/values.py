@@ -41,8 +41,8 @@ def frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def change(values: Floats, before: Floats) -> Floats:
     """Returns how far each number moved; a number that was and is the same infinity has not moved."""
     with np.errstate(invalid="ignore"):
-        found: Floats = np.where(values == before, 0.0, values - before)
-    return found
+        changes: Floats = np.where(values == before, 0.0, values - before)
+    return changes
 
 
 # ── numbers for people ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -175,5 +175,5 @@ class Estimate:
         return Estimate(value, *(stored[name] for name in names))
 
 
-def _number(given: Estimate | float) -> float:
-    return given.value if isinstance(given, Estimate) else given
+def _number(number: Estimate | float) -> float:
+    return number.value if isinstance(number, Estimate) else number

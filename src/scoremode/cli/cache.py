@@ -38,15 +38,15 @@ def cache(
     []
     """
     kinds = (kind,) if isinstance(kind, str) else tuple(kind)
-    for one in kinds:
-        if one not in KINDS:
-            raise OptionError(f"the cache has no kind '{one}'", fix=did_you_mean(one, KINDS))
+    for name in kinds:
+        if name not in KINDS:
+            raise OptionError(f"the cache has no kind '{name}'", fix=did_you_mean(name, KINDS))
     if action not in (None, "prune"):
         raise OptionError(f"scoremode cache has no '{action}'", fix=did_you_mean(str(action), ["prune"]))
     root, now = cache_folder(), time.time()
     if action is None:
-        given = {"--older-than": older_than, "--larger-than": larger_than, "--dry-run": dry_run or None}
-        for flag, value in given.items():
+        flags = {"--older-than": older_than, "--larger-than": larger_than, "--dry-run": dry_run or None}
+        for flag, value in flags.items():
             if value is not None:
                 raise OptionError(f"{flag} belongs to prune", fix=f"type scoremode cache prune {flag} …")
         return _listed(root, now, kinds)
@@ -60,13 +60,13 @@ def cache(
             raise OptionError(f"{name} {value} is negative", fix=HOW_MUCH)
     if age is None and size is None:
         raise OptionError("prune was not told what to remove", fix=HOW_MUCH)
-    found = {entry: _as_json(entry, root, now) for entry in entries(root, kinds or KINDS)}
-    outcome = evict(found, older_than=age, larger_than=size, dry_run=dry_run)  # skips what another process uses
+    json_by_entry = {entry: _as_json(entry, root, now) for entry in entries(root, kinds or KINDS)}
+    outcome = evict(json_by_entry, older_than=age, larger_than=size, dry_run=dry_run)  # skips what another process uses
     return {
         "folder": _printable(root),
         "dry_run": dry_run,
-        "removed": [found[entry] for entry in outcome.removed],
-        "skipped": [{**found[entry], "reason": reason} for entry, reason in outcome.skipped],
+        "removed": [json_by_entry[entry] for entry in outcome.removed],
+        "skipped": [{**json_by_entry[entry], "reason": reason} for entry, reason in outcome.skipped],
         "freed": outcome.freed,
         "left": outcome.left,
     }
@@ -74,14 +74,14 @@ def cache(
 
 def _listed(root: Path, now: float, kinds: Collection[str]) -> dict[str, Any]:
     """All that ``scoremode cache`` prints, newest use first. Nothing is hashed and no columns are opened."""
-    found = sorted(entries(root, kinds or KINDS), key=lambda entry: (-entry.used, str(entry.path)))
-    totals = {kind: [e.size for e in found if e.kind == kind] for kind in KINDS}
+    newest_first = sorted(entries(root, kinds or KINDS), key=lambda entry: (-entry.used, str(entry.path)))
+    totals = {kind: [e.size for e in newest_first if e.kind == kind] for kind in KINDS}
     return {
         "folder": _printable(root),
         "limit": cache_limit(),
-        "size": sum(entry.size for entry in found),
+        "size": sum(entry.size for entry in newest_first),
         "totals": {kind: {"entries": len(sizes), "size": sum(sizes)} for kind, sizes in totals.items() if sizes},
-        "entries": [_as_json(entry, root, now) for entry in found],
+        "entries": [_as_json(entry, root, now) for entry in newest_first],
     }
 
 
@@ -90,17 +90,17 @@ def _contents(entry: Entry) -> str:
     mark = mark_of(entry.path)
     if not mark.exists():
         return ": ".join(filter(None, ["unfinished", _named(entry.path / ABOUT)]))
-    return f"{mark.name} cannot be read" if (named := _named(mark)) is None else named
+    return f"{mark.name} cannot be read" if (names := _named(mark)) is None else names
 
 
 def _named(file: Path) -> str | None:
     """What a manifest, or the note in an unfinished entry, names; None if it cannot be read."""
     try:
-        found = read_object(file)
+        manifest = read_object(file)
     except (OSError, ValueError):
         return None
-    found |= found["facts"] if isinstance(found.get("facts"), dict) else {}  # of an attribution
-    return ", ".join(found[name] for name in NAMES if is_line(found.get(name)))
+    manifest |= manifest["facts"] if isinstance(manifest.get("facts"), dict) else {}  # of an attribution
+    return ", ".join(manifest[name] for name in NAMES if is_line(manifest.get(name)))
 
 
 def _as_json(entry: Entry, root: Path, now: float) -> dict[str, Any]:

@@ -68,13 +68,13 @@ def build_parser(wanted: str | None = None) -> Parser:
     parser.add_argument("--version", action="version", version=f"scoremode {__version__}", help="show the version")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", prog="scoremode", parser_class=Parser)
     for name, verb in ({wanted: VERBS[wanted]} if wanted in VERBS else VERBS).items():
-        its = verbs.add_parser(name, help=verb.summary, description=verb.summary, epilog=verb.epilog, add_help=False)
-        its.verb = verb
-        verb.add_arguments(its)
+        sub = verbs.add_parser(name, help=verb.summary, description=verb.summary, epilog=verb.epilog, add_help=False)
+        sub.verb = verb
+        verb.add_arguments(sub)
         if not verb.passes_all_on:
-            streams.add_arguments(its, short=not verb.passes_on)  # -q is another flag of what it passes on to
-        add_help_flags(its)
-        its.set_defaults(run=verb.run)
+            streams.add_arguments(sub, short=not verb.passes_on)  # -q is another flag of what it passes on to
+        add_help_flags(sub)
+        sub.set_defaults(run=verb.run)
     return parser
 
 
@@ -116,16 +116,16 @@ def _drop_unusable_threads() -> None:
             print_line(f"scoremode: OMP_NUM_THREADS={threads[:40]} is not a number of threads, and is ignored")
 
 
-def _run(given: list[str]) -> int:
-    if given[:1] in (["help"], ["version"]):
-        given = [*given[1:2], f"--{given[0]}"]
-    if given and given[0] in VERBS and VERBS[given[0]].passes_all_on:
-        return int(VERBS[given[0]].run(argparse.Namespace(words=given[1:])) or 0)
-    parser = build_parser(given[0] if given else None)
-    if given and not given[0].startswith("-") and given[0] not in VERBS:
-        return _complain(_no_command(*given))
+def _run(arguments: list[str]) -> int:
+    if arguments[:1] in (["help"], ["version"]):
+        arguments = [*arguments[1:2], f"--{arguments[0]}"]
+    if arguments and arguments[0] in VERBS and VERBS[arguments[0]].passes_all_on:
+        return int(VERBS[arguments[0]].run(argparse.Namespace(words=arguments[1:])) or 0)
+    parser = build_parser(arguments[0] if arguments else None)
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in VERBS:
+        return _complain(_no_command(*arguments))
     try:
-        parsed = parser.parse_args(given)
+        parsed = parser.parse_args(arguments)
     except SystemExit as ended:  # argparse has printed its help or its complaint
         return int(ended.code or 0)
     if parsed.verb is None:
@@ -140,9 +140,9 @@ def _run(given: list[str]) -> int:
     return code
 
 
-def _no_command(name: str, *words: str) -> str:
+def _no_command(name: str, *arguments: str) -> str:
     """What to type instead of a command that there is not, or no longer."""
-    typed = shlex.join(words) if 0 < len(shlex.join(words)) <= MOST_REPEATED else ""
+    typed = shlex.join(arguments) if 0 < len(shlex.join(arguments)) <= MOST_REPEATED else ""
     if name in RENAMED:
         now, usual = RENAMED[name]
         return f"{name} is part of another command now; type scoremode {now.format(typed or usual).rstrip()}"
@@ -151,7 +151,7 @@ def _no_command(name: str, *words: str) -> str:
     if len(meant) == 1:
         chosen = (verbs := build_parser().verbs())[meant[0]]
         command = f"{chosen.prog} {typed}" if typed else VERBS[meant[0]].examples[0]
-        instead = in_our_words(words, chosen, verbs) or f"type {command}"
+        instead = in_our_words(arguments, chosen, verbs) or f"type {command}"
     return f"there is no command '{name}'; {instead}"
 
 
@@ -163,7 +163,7 @@ def _complain(line: str, code: int = BAD_INPUT) -> int:
 
 def _explain(error: BaseException) -> tuple[str, int]:
     """One line that says what happened and what to do, and the exit code."""
-    what = f"{type(error).__name__}: {error}".split("\n")[0][:300]
+    cause = f"{type(error).__name__}: {error}".split("\n")[0][:300]
     match error:
         case KeyboardInterrupt():
             return signals.line(), 130
@@ -174,9 +174,9 @@ def _explain(error: BaseException) -> tuple[str, int]:
         case MemoryError():
             line = "this machine's memory is used up; try a smaller --context-length or --num-samples"
         case _ if _is_panic(error):
-            line = f"a library failed ({what}); check the model's tokenizer.json and the text"
+            line = f"a library failed ({cause}); check the model's tokenizer.json and the text"
         case _:
-            return f"this is a bug in scoremode ({what}); set SCOREMODE_DEBUG=1 to see where", OUR_BUG
+            return f"this is a bug in scoremode ({cause}); set SCOREMODE_DEBUG=1 to see where", OUR_BUG
     return line, BAD_INPUT
 
 

@@ -59,7 +59,7 @@ class CompareVerb(Verb):
         flags.add_engine(parser)
         baseline = parser.add_argument_group("baseline", "if it is scored in a different way than the candidates")
         flags.add(baseline, flags.BASELINE)
-        kept = {
+        comparison_flags = {
             "--out DIR": "keep the runs there; an interrupted comparison resumes",
             "--fresh": "score again even if runs are there, and replace them",
             "--keep": "keep files that are fetched for org/repo:*; else each is removed after it was scored",
@@ -76,7 +76,7 @@ class CompareVerb(Verb):
             **flags.COLUMNS,
             **flags.REPORT,
         }
-        flags.add(parser.add_argument_group("comparison"), kept)
+        flags.add(parser.add_argument_group("comparison"), comparison_flags)
         layouts = {f"--{layout.name}": layout.about for layout in extensions.offered("comparison-layout")}
         flags.add(parser.add_mutually_exclusive_group(), {**flags.CARDS, **layouts, **flags.JSON})
 
@@ -96,10 +96,10 @@ class CompareVerb(Verb):
         output = checked_report(parsed)
         failed: dict[str, ScoremodeError] = {}
         unwritten: ScoremodeError | None = None
-        asked = [(part, given) for part in offered_parts() if (given := part.asked(parsed))]
+        part_arguments = [(part, arguments) for part in offered_parts() if (arguments := part.asked(parsed))]
         with progress_bar("scoring") as progress:
             try:
-                found: Sequence[Comparison] = compare(
+                comparisons: Sequence[Comparison] = compare(
                     parsed.baseline,
                     *(parsed.candidates or ()),
                     out=parsed.out,
@@ -115,25 +115,25 @@ class CompareVerb(Verb):
                     **{output.name: getattr(parsed, output.name) for output in extensions.offered("comparison-output")},
                 )
             except CandidatesError as error:
-                found, failed, unwritten = list(error.found.values()), error.failed, error.unwritten
-        if not found:
+                comparisons, failed, unwritten = list(error.found.values()), error.failed, error.unwritten
+        if not comparisons:
             if parsed.json:
                 print_json({"baseline": parsed.baseline, "candidates": [], **_reasons(failed)})
             return _tell_failed(failed)
-        tested = [] if parsed.no_worse_than is None else [c.no_worse_than(parsed.no_worse_than) for c in found]
-        beside = [part.make(found, **given) for part, given in asked]
-        parts = comparison_parts(found, by_depth=parsed.by_depth, beside=beside, tested=tested)
-        _show_comparison(parsed, found, failed, parts)
+        tested = [] if parsed.no_worse_than is None else [c.no_worse_than(parsed.no_worse_than) for c in comparisons]
+        beside = [part.make(comparisons, **arguments) for part, arguments in part_arguments]
+        parts = comparison_parts(comparisons, by_depth=parsed.by_depth, beside=beside, tested=tested)
+        _show_comparison(parsed, comparisons, failed, parts)
         if output:
             from scoremode.reports.html.page import render
 
             try:
-                write_report(parsed, output, render(found, more=more, beside=beside))
+                write_report(parsed, output, render(comparisons, more=more, beside=beside))
             except ScoremodeError as error:  # rules and failures are still told
                 unwritten = unwritten or error
-        worse = [f"{one.name}: {one.sentence}" for one in tested if not one.no_worse]
-        kind, few = str(found[0].baseline.manifest.get("stderr_groups", "groups")), parsed.few_documents
-        failures = [gate.check(rule, c.statistics(), kind, few_documents=few) for rule in rules for c in found]
+        worse = [f"{test.name}: {test.sentence}" for test in tested if not test.no_worse]
+        kind, few = str(comparisons[0].baseline.manifest.get("stderr_groups", "groups")), parsed.few_documents
+        failures = [gate.check(rule, c.statistics(), kind, few_documents=few) for rule in rules for c in comparisons]
         code = verdict([*failures, *worse])
         if unwritten is not None:
             logger.error(str(unwritten))
@@ -142,7 +142,7 @@ class CompareVerb(Verb):
 
 def _show_comparison(
     parsed: argparse.Namespace,
-    found: Sequence[Comparison],
+    comparisons: Sequence[Comparison],
     failed: Mapping[str, ScoremodeError],
     parts: Sequence[ResultPart],
 ) -> None:
@@ -150,22 +150,22 @@ def _show_comparison(
     from scoremode.reports.model_card import layouts, markdown, model_index
     from scoremode.reports.text import shown
 
-    layout = next((one for name, one in layouts().items() if getattr(parsed, name)), None)
+    layout = next((layout for name, layout in layouts().items() if getattr(parsed, name)), None)
     if parsed.markdown:
-        print(markdown(found))
+        print(markdown(comparisons))
     elif layout is not None:
-        texts = [layout.text(c).rstrip("\n") for c in found]
-        named = [f"{shown(c.name)}\n\n{text}" for c, text in zip(found, texts, strict=True)]
-        print("\n\n".join(named if len(found) > 1 else texts))
+        texts = [layout.text(c).rstrip("\n") for c in comparisons]
+        sections = [f"{shown(c.name)}\n\n{text}" for c, text in zip(comparisons, texts, strict=True)]
+        print("\n\n".join(sections if len(comparisons) > 1 else texts))
     elif parsed.model_index:
-        print("\n".join(map(model_index, found)))
+        print("\n".join(map(model_index, comparisons)))
     else:
-        _show_table(parsed, found, failed, parts)
+        _show_table(parsed, comparisons, failed, parts)
 
 
 def _show_table(
     parsed: argparse.Namespace,
-    found: Sequence[Comparison],
+    comparisons: Sequence[Comparison],
     failed: Mapping[str, ScoremodeError],
     parts: Sequence[ResultPart],
 ) -> None:
@@ -174,14 +174,14 @@ def _show_table(
     from scoremode.reports.numbers import read_columns
 
     def facts() -> dict[str, Any]:
-        told = {**comparison_json(found), **(_reasons(failed) if failed else {})}
+        told = {**comparison_json(comparisons), **(_reasons(failed) if failed else {})}
         for part in parts:
-            for row, own in zip(told["candidates"], part.facts(), strict=True):
-                row.update({part.field: own} if own else {})
+            for row, fact in zip(told["candidates"], part.facts(), strict=True):
+                row.update({part.field: fact} if fact else {})
         return told
 
     def blocks() -> list[Block]:
-        shown = summary(found, read_columns(parsed.columns)).blocks()
+        shown = summary(comparisons, read_columns(parsed.columns)).blocks()
         return [*shown, *(block for part in parts for block in part.blocks())]
 
     show(parsed, facts, blocks)
@@ -237,20 +237,20 @@ class ReportVerb(Verb):
             raise OptionError("--worst is about one run in the terminal", fix="leave --worst out")
         if more and not others:
             raise OptionError("--columns is about comparisons", fix="name several runs, or leave --columns out")
-        found = of_runs(first, others, few_documents=parsed.few_documents)
+        comparisons = of_runs(first, others, few_documents=parsed.few_documents)
         if output is not None:
             from scoremode.reports.html.page import render
 
-            alone = [] if found else [load(first)]
-            html = render(found, runs=alone, more=more)
+            alone = [] if comparisons else [load(first)]
+            html = render(comparisons, runs=alone, more=more)
             output = check_report(page, page=html)
             output.write(html.encode())
             if parsed.json:
                 print_json({"report": page, "runs": 1 + len(others)})
             output.announce(f"written to {output}", quiet=parsed.json)
-        elif found:
-            parts = comparison_parts(found, by_depth=False, beside=[], tested=[])
-            _show_table(parsed, found, {}, parts)
+        elif comparisons:
+            parts = comparison_parts(comparisons, by_depth=False, beside=[], tested=[])
+            _show_table(parsed, comparisons, {}, parts)
         else:
             run = load(first)
             show(parsed, run.summary, lambda: run_blocks(run, parsed.worst))
@@ -285,14 +285,14 @@ class CardVerb(Verb):
         dialect = parsed.dialect or ("json" if parsed.json else "markdown")
         where = parsed.benchmark, parsed.task_id, parsed.metric
         few = parsed.few_documents
-        found, said = published(
+        card, lines = published(
             parsed.run_folders, dialect=dialect, write=parsed.write, out=parsed.out, where=where, few_documents=few
         )
-        if said:
-            print("\n".join(said))
-        elif isinstance(found, str):
-            print(found, end="")
+        if lines:
+            print("\n".join(lines))
+        elif isinstance(card, str):
+            print(card, end="")
         elif dialect == "json":
-            print_json([json.loads(text) for text in found.values()])
+            print_json([json.loads(text) for text in card.values()])
         else:
-            print("".join(f"# {name}\n{text}" for name, text in found.items()), end="")
+            print("".join(f"# {name}\n{text}" for name, text in card.items()), end="")

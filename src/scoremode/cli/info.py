@@ -116,9 +116,9 @@ def examine(engine: str | None = None) -> dict[str, object]:
     }
 
 
-def require_good(found: dict[str, Any]) -> None:
+def require_good(facts: dict[str, Any]) -> None:
     """Raises an error of one line for the first self-test that failed."""
-    for check in found["self_tests"]:
+    for check in facts["self_tests"]:
         if not check["good"]:
             raise EngineError(
                 f"the self-test of {check['name']} failed: {check['detail']}",
@@ -139,7 +139,7 @@ def list_engines() -> list[dict[str, object]]:
     ['transformers']
     """
     abilities = sorted({name for wing in wings() for name, _ in wing.abilities})
-    found: list[dict[str, object]] = [
+    engines: list[dict[str, object]] = [
         {
             "name": name,
             "summary": plugin.summary,
@@ -152,7 +152,7 @@ def list_engines() -> list[dict[str, object]]:
         }
         for name, plugin in known_engines().items()
     ]
-    return found + [
+    return engines + [
         {"name": r.name, "summary": None, "default": False, "problem": r.problem, "package": r.package, "about": []}
         for r in registry().refused
     ]
@@ -160,8 +160,8 @@ def list_engines() -> list[dict[str, object]]:
 
 def _own_facts(plugin: EnginePlugin) -> list[dict[str, str | bool]]:
     """What is known of an engine before it is opened."""
-    own = plugin.abilities.get("about")
-    facts: list[tuple[str, str, bool]] = [] if own is None or plugin.problem() else own(plugin)
+    about = plugin.abilities.get("about")
+    facts: list[tuple[str, str, bool]] = [] if about is None or plugin.problem() else about(plugin)
     return [{"label": label, "value": value, "good": good} for label, value, good in facts]
 
 
@@ -176,12 +176,12 @@ def devices() -> list[dict[str, str | int | None]]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
     }
-    found: list[dict[str, str | int | None]] = [cpu]
+    all_devices: list[dict[str, str | int | None]] = [cpu]
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)
         name = torch.cuda.get_device_name(index)
-        found.append({"device": f"cuda:{index}", "name": name, "free_bytes": free, "total_bytes": total})
-    return found
+        all_devices.append({"device": f"cuda:{index}", "name": name, "free_bytes": free, "total_bytes": total})
+    return all_devices
 
 
 def head_kernels() -> dict[str, str]:
@@ -194,12 +194,12 @@ def head_kernels() -> dict[str, str]:
     kinds = [("cpu", torch.float32)]
     if torch.cuda.is_available():
         kinds += [("cuda", dtype) for dtype in (torch.bfloat16, torch.float16, torch.float32)]
-    found = {}
+    kernels = {}
     for device, dtype in kinds:
         choice = choose(Head(torch.zeros(HEAD_VOCABULARY, 64, dtype=dtype, device=device), HEAD_VOCABULARY))
         name = f"{device} {str(dtype).removeprefix('torch.')}"
-        found[name] = choice.kernel.name + (f" ({choice.note})" if choice.note else "")
-    return found
+        kernels[name] = choice.kernel.name + (f" ({choice.note})" if choice.note else "")
+    return kernels
 
 
 # ── self-tests ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -251,8 +251,8 @@ def _engine_error(plugin: EnginePlugin, folder: Path, test: SelfTest) -> tuple[f
     options = read_options(plugin, test.options)
     if test.logprob is not None:
         windows: tuple[Window, ...] = (_own(np.arange(9)),)
-        found, _ = _scored(ChosenEngine(plugin, options, plugin.subject(test.model, options, None)), windows)
-        return float(np.abs(found[0].logprob - test.logprob).max()), f"{test.logprob:.4f} for every token"
+        scores, _ = _scored(ChosenEngine(plugin, options, plugin.subject(test.model, options, None)), windows)
+        return float(np.abs(scores[0].logprob - test.logprob).max()), f"{test.logprob:.4f} for every token"
     random, facts = np.random.default_rng(0), inspect_model(test.model if test.judge else str(folder))
     windows = tuple(_own(random.integers(3, SMALL_VOCABULARY, length)) for length in LENGTHS)
     subject = Subject(
@@ -263,19 +263,17 @@ def _engine_error(plugin: EnginePlugin, folder: Path, test: SelfTest) -> tuple[f
         context_length=facts.context_length,
         checkpoint=facts,
     )
-    found, about = _scored(ChosenEngine(plugin, options, subject), windows)
+    scores, about = _scored(ChosenEngine(plugin, options, subject), windows)
     truth = _judge(Path(test.judge or folder), windows)
-    gaps = [
-        np.abs(getattr(found[i], name) - getattr(truth[i], name)).max() for i in range(len(windows)) for name in COLUMNS
-    ]
+    gaps = [np.abs(getattr(scores[i], n) - getattr(truth[i], n)).max() for i in range(len(windows)) for n in COLUMNS]
     return float(np.max(gaps)), f"{sum(LENGTHS) - len(LENGTHS)} targets; {about}{test.note and '; '}{test.note}"
 
 
 def _scored(chosen: ChosenEngine, windows: tuple[Window, ...]) -> tuple[dict[int, Answers], str]:
     """The scores of windows, and the engine that computed them in words."""
     with closing(open_engine(chosen, Work(longest=max(LENGTHS)))) as worker:
-        found = dict(worker.score(WindowList(windows), np.zeros(len(windows), np.bool_)))
-        return found, f"head {worker.facts.head}, {worker.facts.dtype}, {worker.facts.device}"
+        scores = dict(worker.score(WindowList(windows), np.zeros(len(windows), np.bool_)))
+        return scores, f"head {worker.facts.head}, {worker.facts.dtype}, {worker.facts.device}"
 
 
 def _judge(folder: Path, windows: tuple[Window, ...]) -> list[Answers]:
@@ -286,13 +284,13 @@ def _judge(folder: Path, windows: tuple[Window, ...]) -> list[Answers]:
     from scoremode.head.columns import define_columns
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
-    found = []
+    scores = []
     for window in windows:
         with torch.no_grad():
             logits = model(torch.from_numpy(window.ids.astype(np.int64))[None]).logits[0, window.rows]
         columns = define_columns(logits, torch.from_numpy(window.targets.astype(np.int64)))
-        found += split_columns(columns, np.array([len(window.rows)]))
-    return found
+        scores += split_columns(columns, np.array([len(window.rows)]))
+    return scores
 
 
 def _own(ids: Any) -> Window:

@@ -41,14 +41,14 @@ class InfoVerb(Verb):
         from scoremode.cli.info import info, require_good
         from scoremode.reports.installation import info_blocks
 
-        found: Any = info(parsed.about, parsed.name, test=parsed.test, engine=parsed.engine)
+        facts: Any = info(parsed.about, parsed.name, test=parsed.test, engine=parsed.engine)
         if parsed.name is not None and not parsed.json:
-            without = f"{found[0]['summary']}\n(its windows are drawn in a docstring, which python -OO removes)"
-            sys.stdout.write(f"{found[0]['drawn'] or without}\n")  # as it is drawn, however wide the terminal is
+            without = f"{facts[0]['summary']}\n(its windows are drawn in a docstring, which python -OO removes)"
+            sys.stdout.write(f"{facts[0]['drawn'] or without}\n")  # as it is drawn, however wide the terminal is
             return
-        show(parsed, lambda: found, lambda: info_blocks(parsed.about, found))
+        show(parsed, lambda: facts, lambda: info_blocks(parsed.about, facts))
         if parsed.test:
-            require_good(found)
+            require_good(facts)
 
 
 class CacheVerb(Verb):
@@ -78,5 +78,5 @@ class CacheVerb(Verb):
         from scoremode.reports.installation import cache_blocks, prune_blocks
 
         how = {name: getattr(parsed, name) for name in ("older_than", "larger_than", "dry_run")}
-        found = cache(parsed.action, kind=parsed.kind or (), **how)
-        show(parsed, lambda: found, lambda: (prune_blocks if parsed.action else cache_blocks)(found))
+        facts = cache(parsed.action, kind=parsed.kind or (), **how)
+        show(parsed, lambda: facts, lambda: (prune_blocks if parsed.action else cache_blocks)(facts))

@@ -37,10 +37,10 @@ class Once(argparse.Action):
     """An argparse action that stores a value and refuses a flag given twice: one value would be dropped silently."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        given: set[str] = namespace.__dict__.setdefault("given_once", set())
-        if option_string is not None and self.dest in given:
+        destinations: set[str] = namespace.__dict__.setdefault("given_once", set())
+        if option_string is not None and self.dest in destinations:
             parser.error(f"{option_string} is given twice")
-        given.add(self.dest)
+        destinations.add(self.dest)
         setattr(namespace, self.dest, values)
 
 
@@ -80,36 +80,36 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        given = list(sys.argv[1:] if args is None else args)
+        argv = list(sys.argv[1:] if args is None else args)
         verbs = self.verbs()
-        if verbs and given and given[0].startswith("-") and given[0] not in self.flags():
-            self.error(_unknown(given, given, self, verbs))
-        if self.verb.passes_on and given and given[0].startswith("-") and given[0].split("=")[0] not in self.flags():
-            self.error(f"the model comes first, as in {self.prog} MODEL {given[0]} …")
-        found, unknown = self._parse(given, namespace)
+        if verbs and argv and argv[0].startswith("-") and argv[0] not in self.flags():
+            self.error(_unknown(argv, argv, self, verbs))
+        if self.verb.passes_on and argv and argv[0].startswith("-") and argv[0].split("=")[0] not in self.flags():
+            self.error(f"the model comes first, as in {self.prog} MODEL {argv[0]} …")
+        parsed, unknown = self._parse(argv, namespace)
         if unknown and verbs:
-            chosen = verbs.get(found.verb, self)
+            chosen = verbs.get(parsed.verb, self)
             if chosen.verb.passes_on:
-                found.passed_on = unknown
-                return found, []
-            chosen.error(_unknown(unknown, given[1:], chosen, self.all_verbs() if self.all_verbs else verbs))
-        found.__dict__.pop("given_once", None)
-        return found, unknown
+                parsed.passed_on = unknown
+                return parsed, []
+            chosen.error(_unknown(unknown, argv[1:], chosen, self.all_verbs() if self.all_verbs else verbs))
+        parsed.__dict__.pop("given_once", None)
+        return parsed, unknown
 
-    def _parse(self, given: list[str], namespace: argparse.Namespace | None) -> tuple[argparse.Namespace, list[str]]:
+    def _parse(self, argv: list[str], namespace: argparse.Namespace | None) -> tuple[argparse.Namespace, list[str]]:
         """Parses as argparse does, but reports missing arguments last: a mistyped flag is the likelier reason."""
         required = [a for a in self._actions if a.required]
         for action in required:
             action.required = False
         try:
-            found, unknown = super().parse_known_args(given, namespace)
+            parsed, unknown = super().parse_known_args(argv, namespace)
         finally:
             for action in required:
                 action.required = True
-        self._refuse_unusable(found)
-        if unknown or all(getattr(found, action.dest) is not None for action in required):
-            return found, unknown
-        return super().parse_known_args(given, namespace)
+        self._refuse_unusable(parsed)
+        if unknown or all(getattr(parsed, action.dest) is not None for action in required):
+            return parsed, unknown
+        return super().parse_known_args(argv, namespace)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         """No value is glued to its flag: argparse reads ``-fa on``, llama.cpp's flash attention, as ``-f a``."""
@@ -120,13 +120,13 @@ class Parser(argparse.ArgumentParser):
             self.error(f"{_name_of(action)} needs a value, and -- is none")
         return super()._get_values(action, arg_strings)
 
-    def _refuse_unusable(self, found: argparse.Namespace) -> None:
+    def _refuse_unusable(self, parsed: argparse.Namespace) -> None:
         for action in self._actions:
-            value = getattr(found, action.dest, None)
+            value = getattr(parsed, action.dest, None)
             if action.dest not in MAY_BE_EMPTY and (value == "" or (isinstance(value, list) and "" in value)):
                 self.error(f"{_name_of(action)} is empty")
             values = value if isinstance(value, list) else [value]
-            if action.dest not in TAKE_URIS and any(isinstance(one, str) and STORED.match(one) for one in values):
+            if action.dest not in TAKE_URIS and any(isinstance(uri, str) and STORED.match(uri) for uri in values):
                 self.error(f"{_name_of(action)} takes no URI; give a name or a path of this machine")
             if action.dest in WRITTEN and isinstance(value, str) and value.lower().startswith("memory://"):
                 self.error(f"{_name_of(action)} memory:// would be lost with this process; give a path or another URI")
@@ -175,14 +175,14 @@ def _nearest(flag: str, chosen: Parser) -> list[str]:
 
 def in_our_words(typed: Iterable[str], chosen: Parser, verbs: Mapping[str, Parser]) -> str | None:
     """What to type instead of the arguments of a verb; None if they have no words of other tools."""
-    known, everything = chosen.flags(), {*verbs}.union(*(verb.flags() for verb in verbs.values()))
-    known |= {"MODEL" for action in chosen._actions if action.dest in ("model", "baseline")}
+    flags, everything = chosen.flags(), {*verbs}.union(*(verb.flags() for verb in verbs.values()))
+    flags |= {"MODEL" for action in chosen._actions if action.dest in ("model", "baseline")}
     meant, command = list[str](), [chosen.prog]
     for word in typed:
         flag, equals, value = word.partition("=")
         names = [ours for ours, theirs in FLAGS.items() if flag.replace("_", "-") in theirs.split()]
-        names = [ours for ours in names if ours in known or (" " in ours and {*NAMED.findall(ours)} <= everything)]
-        if flag in known or not names:
+        names = [ours for ours in names if ours in flags or (" " in ours and {*NAMED.findall(ours)} <= everything)]
+        if flag in flags or not names:
             command.append(word)
             continue
         if " " in names[0]:
@@ -190,7 +190,7 @@ def in_our_words(typed: Iterable[str], chosen: Parser, verbs: Mapping[str, Parse
         meant.append(f"{flag} is {' or '.join(names)}")
         command += [value] * bool(equals) if names == ["MODEL"] else [names[0] + equals + value]
     line = f"; type {command[0]} {shlex.join(command[1:])}"
-    is_clear = not any(" or " in one for one in meant) and len(line) <= MOST_REPEATED
+    is_clear = not any(" or " in meaning for meaning in meant) and len(line) <= MOST_REPEATED
     return f"{', '.join(meant)} here{line if is_clear else ''}" if meant else None
 
 

@@ -45,7 +45,7 @@ class PplVerb(Verb):
 
         questions = flags.questions(parsed)
         with progress_bar("scoring") as progress:
-            found = ppl_many(
+            runs = ppl_many(
                 parsed.model,
                 questions,
                 engine=parsed.engine,
@@ -55,9 +55,9 @@ class PplVerb(Verb):
                 fresh=parsed.fresh,
                 progress=progress,
             )
-        first = found[0]
-        if len(found) > 1:
-            show(parsed, lambda: [run.summary() for run in found], lambda: questions_blocks(found))
+        first = runs[0]
+        if len(runs) > 1:
+            show(parsed, lambda: [run.summary() for run in runs], lambda: questions_blocks(runs))
             return
         again = ["", f"read from {first.path}, where it was scored before; --fresh scores it again"]
         show(parsed, first.summary, lambda: run_blocks(first, parsed.worst) + (again if first.cached else []))
@@ -79,10 +79,10 @@ class PlanVerb(Verb):
         from scoremode.core.verbs.plan import plan
         from scoremode.reports.runs import plan_blocks
 
-        given = flags.model_arguments(parsed)
+        kwargs = flags.model_arguments(parsed)
         with progress_bar("planning") as progress:
-            made = [plan(parsed.model, progress=progress, **one, **given) for one in flags.questions(parsed)]
-        parts = [part for one in made for part in ("", *plan_blocks(one))]
+            made = [plan(parsed.model, progress=progress, **question, **kwargs) for question in flags.questions(parsed)]
+        parts = [part for facts in made for part in ("", *plan_blocks(facts))]
         show(parsed, lambda: made[0] if len(made) == 1 else made, lambda: parts[1:])
 
 
@@ -103,12 +103,12 @@ class ReferenceVerb(Verb):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         flags.add_model(parser)
         outputs = extensions.offered("reference-output")
-        kept = {
+        reference_flags = {
             "--out DIR": "keep it there; an interrupted one resumes",
             **{flag: about for output in outputs for flag, about in output.flag.items()},
             "--fresh": "make it again even if one is there, and replace it",
         }
-        flags.add(parser.add_argument_group("reference"), kept)
+        flags.add(parser.add_argument_group("reference"), reference_flags)
         flags.add(parser, flags.JSON)
 
     def run(self, parsed: argparse.Namespace) -> None:
@@ -130,10 +130,10 @@ class ReferenceVerb(Verb):
                 **flags.question(parsed),
                 **flags.model_arguments(parsed),
             )
-        kept = [f"kept in {parsed.out}; scoremode compare {parsed.out} CANDIDATE"] if parsed.out else []
-        kept += [line for output in outputs if files[output.name] for line in output.used_by(files[output.name])]
+        lines = [f"kept in {parsed.out}; scoremode compare {parsed.out} CANDIDATE"] if parsed.out else []
+        lines += [line for output in outputs if files[output.name] for line in output.used_by(files[output.name])]
         facts = {**result.summary(), "reference": parsed.out, **files}
-        show(parsed, lambda: facts, lambda: [*run_blocks(result), "", *kept])
+        show(parsed, lambda: facts, lambda: [*run_blocks(result), "", *lines])
 
 
 class ProbVerb(Verb):
@@ -149,7 +149,7 @@ class ProbVerb(Verb):
     epilog = 'Rows of --file: {"prompt": "…", "target": "…"} or {"prompt": "…", "targets": ["…", "…"]}.'
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        asked = {
+        prob_flags = {
             **flags.MODEL,
             "--prompt PROMPT": "what stands before",
             "--target TEXT …": "what may follow; give it once for each",
@@ -157,13 +157,13 @@ class ProbVerb(Verb):
             "--out RESULTS.jsonl": "write one result on each line; resumes after a kill",
             "--fresh": "score again even if --out holds results, and replace them",
         }
-        flags.add(parser, asked)
+        flags.add(parser, prob_flags)
         for flag, choices, about in (
             ("--leading-space", ("as-given", "add"), 'score the target as it is, or " Paris" for "Paris"'),
             ("--spanning", ("constrain", "refuse"), "what to do if a token spans the end of the prompt"),
         ):
-            words = f"{about} (default: {choices[0]})"
-            parser.add_argument(flag, default=choices[0], choices=choices, help=words)
+            help_text = f"{about} (default: {choices[0]})"
+            parser.add_argument(flag, default=choices[0], choices=choices, help=help_text)
         flags.add(parser, {"--add-bos": "put a BOS first if the tokenizer does not"})
         flags.add_engine(parser)
         flags.add(parser, flags.JSON)
@@ -217,8 +217,8 @@ def _score_into(output: Output, lm: SequenceProbability, pairs: Pairs, parsed: a
         written = score_to_file(lm, pairs, output, fresh=parsed.fresh, progress=progress)
     if parsed.json:
         print_json_list(written.rows())
-    known = "; they were kept: --fresh scores again" if written.reused else ""
-    output.announce(f"{len(pairs)} results in {output}{known}", quiet=parsed.json)
+    note = "; they were kept: --fresh scores again" if written.reused else ""
+    output.announce(f"{len(pairs)} results in {output}{note}", quiet=parsed.json)
 
 
 def _checked_output(parsed: argparse.Namespace) -> Output:

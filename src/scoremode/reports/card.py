@@ -50,7 +50,7 @@ def card(
 
 
 def published(
-    found: Sequence[str | Path | Comparison],
+    sources: Sequence[str | Path | Comparison],
     *,
     dialect: str,
     write: str | Path | None,
@@ -59,16 +59,16 @@ def published(
     few_documents: bool = False,
 ) -> tuple[str | dict[str, str], list[str]]:
     """The text or the records of a card, and lines that say what was written. Arguments are as those of ``card``."""
-    known = [*readme_parts(), *KINDS]
-    if dialect not in known:
-        raise OptionError(f"there is no dialect '{dialect}'", fix=did_you_mean(dialect, known))
+    dialects = [*readme_parts(), *KINDS]
+    if dialect not in dialects:
+        raise OptionError(f"there is no dialect '{dialect}'", fix=did_you_mean(dialect, dialects))
     if write is not None and dialect in KINDS:
         raise OptionError(f"--write does not fit --dialect {dialect}", fix="give --out DIR")
     if out is not None and dialect not in KINDS:
         raise OptionError(f"--out does not fit --dialect {dialect}", fix="give --write README.md")
     markers = YAML_MARKERS if dialect == "model-index" else MARKERS
     output = None if write is None else check_readme(str(write), markers)  # before columns are read
-    compared = [replace(c, few_documents=c.few_documents or few_documents) for c in _compared(found)]
+    compared = [replace(c, few_documents=c.few_documents or few_documents) for c in _compared(sources)]
     if dialect in KINDS:
         files = record_files(compared) if dialect == "json" else evaluation_files(compared, *where)
         texts = {Path(out, name): text for name, text in files.items()} if out is not None else {}
@@ -80,16 +80,16 @@ def published(
     return text, [f"{output} {'now has' if changed else 'already has'} these results"]
 
 
-def _compared(found: Sequence[str | Path | Comparison]) -> list[Comparison]:
-    compared = [one for one in found if isinstance(one, Comparison)]
-    if compared and len(compared) == len(found):
+def _compared(sources: Sequence[str | Path | Comparison]) -> list[Comparison]:
+    compared = [source for source in sources if isinstance(source, Comparison)]
+    if compared and len(compared) == len(sources):
         return compared
-    if compared or not found:
+    if compared or not sources:
         raise InputError("a card is made of comparisons, or of folders of runs", fix="give one kind of them")
-    first, *others = run_folders(list(map(str, found)))
+    first, *others = run_folders(list(map(str, sources)))
     if not others:
-        what = "is one run, and a card compares" if is_run(first) else "is not a folder of compare --out"
-        raise InputError(f"{first} {what}", fix="give the baseline's run, then those of its candidates")
+        problem = "is one run, and a card compares" if is_run(first) else "is not a folder of compare --out"
+        raise InputError(f"{first} {problem}", fix="give the baseline's run, then those of its candidates")
     return of_runs(first, others)
 
 
@@ -135,8 +135,8 @@ def _parts(output: Output, markers: tuple[str, str]) -> tuple[bytes, bytes, byte
         reason = getattr(error, "strerror", None) or error
         why = "is not UTF-8" if isinstance(error, UnicodeDecodeError) else f"cannot be read ({reason})"
         raise InputError(f"{name} {why}", fix=f"give --write a text file, and {add}") from None
-    before, found, rest = content.partition(begin.encode())
-    between, found_end, after = rest.partition(end.encode())
-    if not found or not found_end or content.count(begin.encode()) > 1 or content.count(end.encode()) > 1:
+    before, begin_marker, rest = content.partition(begin.encode())
+    between, end_marker, after = rest.partition(end.encode())
+    if not begin_marker or not end_marker or content.count(begin.encode()) > 1 or content.count(end.encode()) > 1:
         raise InputError(f"{name} does not have one {begin} and after it one {end}", fix=add)
-    return before + found, between, found_end + after
+    return before + begin_marker, between, end_marker + after

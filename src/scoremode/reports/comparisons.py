@@ -54,8 +54,8 @@ STYLES = {CHANGED: "yellow", UNKNOWN: "yellow"}
 BITS = "stored bits per weight, all weights together; the size of the weights below"
 
 
-def comparison_json(found: Sequence[Comparison]) -> dict[str, Any]:
-    baseline, statistics = found[0].baseline, [c.statistics() for c in found]
+def comparison_json(comparisons: Sequence[Comparison]) -> dict[str, Any]:
+    baseline, statistics = comparisons[0].baseline, [c.statistics() for c in comparisons]
     return {
         "baseline": baseline.manifest["model"],
         "baseline_served": served_manifest(baseline.manifest).as_json(),
@@ -75,7 +75,7 @@ def comparison_json(found: Sequence[Comparison]) -> dict[str, Any]:
                 "noise_floor_perturbed": c.noise_perturbed if c.noise_kl is not None else None,
                 **{name: c.manifest[name] for name in ("kl_missing", "rerun", "promise") if c.manifest.get(name)},
             }
-            for c, s, verdict in zip(found, statistics, verdicts(found), strict=True)
+            for c, s, verdict in zip(comparisons, statistics, verdicts(comparisons), strict=True)
         ],
     }
 
@@ -92,23 +92,23 @@ class Summary:
 
     def blocks(self) -> list[Block]:
         """The summary for a terminal."""
-        said = list[Block]()
+        blocks = list[Block]()
         for _, name, verdict in self.verdicts:
             style = "red" if verdict.direction == LESS else STYLES.get(verdict.level, "")
-            said.append(Note(f"{name}: {verdict.sentence}", style))
-            said += [Note(verdict.scale, "dim")] if verdict.scale else []
-        return [self.table, "", *said, "", *self.notes, *(Note(line, "dim") for line in (*self.rules, *self.methods))]
+            blocks.append(Note(f"{name}: {verdict.sentence}", style))
+            blocks += [Note(verdict.scale, "dim")] if verdict.scale else []
+        return [self.table, "", *blocks, "", *self.notes, *(Note(line, "dim") for line in (*self.rules, *self.methods))]
 
 
-def summary(found: Sequence[Comparison], more: Sequence[str] = ()) -> Summary:
+def summary(comparisons: Sequence[Comparison], more: Sequence[str] = ()) -> Summary:
     """``more`` are the names of statistics that the table has in addition to the usual ones."""
-    judged, order = verdicts(found), in_order([served(c) for c in found])
+    judged, order = verdicts(comparisons), in_order([served(c) for c in comparisons])
     return Summary(
-        comparison_table(found, more),
-        [(i, found[i].name, judged[i]) for i in order],
-        comparison_notes(found),
-        rule_words(found, judged),
-        list(dict.fromkeys(map(_method_line, found))),
+        comparison_table(comparisons, more),
+        [(i, comparisons[i].name, judged[i]) for i in order],
+        comparison_notes(comparisons),
+        rule_words(comparisons, judged),
+        list(dict.fromkeys(map(_method_line, comparisons))),
     )
 
 
@@ -123,18 +123,18 @@ class _Line:
     statistics: Statistics | None = None
 
 
-def comparison_table(found: Sequence[Comparison], more: Sequence[str] = ()) -> Table:
+def comparison_table(comparisons: Sequence[Comparison], more: Sequence[str] = ()) -> Table:
     """Baselines and their noise floors, then candidates in groups of one format and engine."""
-    lines, statistics, of_paths = _lines(found), [c.statistics() for c in found], are_of_paths(found)
+    lines, statistics, of_paths = _lines(comparisons), [c.statistics() for c in comparisons], are_of_paths(comparisons)
     columns = [*_served_columns(lines), *_size_columns(lines, of_paths=of_paths)]
-    for one in shown_statistics(found, more):
-        is_known = one.name in more or any(s.get(one.name) is not None for s in statistics)
-        leaves = one.column.leaves if one.column and one.name not in more else 0
-        asked = "" if of_paths else one.name  # paths has no --columns
-        in_terminal = {"title": one.column.title, "leaves": leaves, "name": asked} if one.column else {}
-        page = one.label if is_known else ""
-        columns.append(statistic_column(one, lines, page=page, card=one.card, **in_terminal))
-    kind = str(found[0].baseline.manifest.get("stderr_groups", "groups")).partition(" of ")[0]  # a heading is short
+    for statistic in shown_statistics(comparisons, more):
+        is_known = statistic.name in more or any(s.get(statistic.name) is not None for s in statistics)
+        leaves = statistic.column.leaves if statistic.column and statistic.name not in more else 0
+        name = "" if of_paths else statistic.name  # paths has no --columns
+        in_terminal = {"title": statistic.column.title, "leaves": leaves, "name": name} if statistic.column else {}
+        page = statistic.label if is_known else ""
+        columns.append(statistic_column(statistic, lines, page=page, card=statistic.card, **in_terminal))
+    kind = str(comparisons[0].baseline.manifest.get("stderr_groups", "groups")).partition(" of ")[0]  # it is a heading
     sizes = [None if line.statistics is None else line.statistics.get("groups") or 0 for line in lines]
     if len({size for size in sizes if size is not None}) > 1:  # else it is said once, below
         groups = [None if size is None else Cell(f"{size:,}") for size in sizes]
@@ -143,62 +143,62 @@ def comparison_table(found: Sequence[Comparison], more: Sequence[str] = ()) -> T
 
 
 def card_table(
-    found: Sequence[Comparison],
+    comparisons: Sequence[Comparison],
     served_as: tuple[str, Callable[[ServedModel | None], Cell | None]],
     chosen: Mapping[str, str],
 ) -> Table:
     """A table for a card: a column that says how models were served, then statistics; each with its title."""
-    lines, (title, cell) = _lines(found), served_as
+    lines, (title, cell) = _lines(comparisons), served_as
     columns = [Column("", [cell(line.its) for line in lines], page="", card=title)]
     columns += [statistic_column(BY_NAME[name], lines, page="", card=title) for name, title in chosen.items()]
     return Table([line.row for line in lines], columns)
 
 
-def _lines(found: Sequence[Comparison]) -> list[_Line]:
-    facts, baselines, lines = [served(c) for c in found], distinct_baselines(found), list[_Line]()
+def _lines(comparisons: Sequence[Comparison]) -> list[_Line]:
+    facts, baselines, lines = [served(c) for c in comparisons], distinct_baselines(comparisons), list[_Line]()
     of_rows = [*(served_manifest(c.baseline.manifest) for c in baselines), *facts]
     for c in baselines:
-        its, s = served_manifest(c.baseline.manifest), c.statistics()
-        cache = its.kv_cache if are_variants([c]) else ""  # candidates differ in theirs
+        model, s = served_manifest(c.baseline.manifest), c.statistics()
+        cache = model.kv_cache if are_variants([c]) else ""  # candidates differ in theirs
         name = ", ".join(filter(None, (public_name(c.baseline_name), cache)))
-        details = (its.line or "how it was served", served_facts(c.baseline.manifest, its))
-        row = Row(name, "baseline", _below(its, of_rows), page_only=bool(lines), details=details, is_reference=True)
-        together = [other.statistics() for other in found if run_key(other.baseline) == run_key(c.baseline)]
-        own = {
+        details = (model.line or "how it was served", served_facts(c.baseline.manifest, model))
+        row = Row(name, "baseline", _below(model, of_rows), page_only=bool(lines), details=details, is_reference=True)
+        together = [other.statistics() for other in comparisons if run_key(other.baseline) == run_key(c.baseline)]
+        cells = {
             "ppl_candidate": Cell(baseline_perplexity(together)),
             "bits_per_byte_candidate": number(s.get("bits_per_byte_baseline")),
         }
-        lines.append(_Line(row, its, own))
+        lines.append(_Line(row, model, cells))
         floors = {name: s.get(f"noise_floor_{name}") for name in ("kl_mean", "kl_p99")}
         if any(usable(value) is not None for value in floors.values()):
             row = Row("noise floor", "baseline against itself", page_only=True, is_reference=True)
             lines.append(_Line(row, None, {name: number(value) for name, value in floors.items()}))
-    several = len({its.group for its in facts}) > 1
+    several = len({model.group for model in facts}) > 1
     for i in in_order(facts):
-        c, its = found[i], facts[i]
-        details = (its.line or "how it was served", served_facts(c.candidate.manifest, its))
-        row = Row(c.name, below=_below(its, of_rows), group=its.group if several else "", series=i, details=details)
-        lines.append(_Line(row, its, {}, c.statistics()))
+        c, model = comparisons[i], facts[i]
+        details = (model.line or "how it was served", served_facts(c.candidate.manifest, model))
+        row = Row(c.name, below=_below(model, of_rows), group=model.group if several else "", series=i, details=details)
+        lines.append(_Line(row, model, {}, c.statistics()))
     return lines
 
 
-def _below(its: ServedModel, among: Sequence[ServedModel]) -> list[str]:
+def _below(model: ServedModel, among: Sequence[ServedModel]) -> list[str]:
     """The format and the engine of a row, if those of other rows differ."""
-    known = [(its.format_and_body, {f.format_and_body for f in among}), (its.engine, {f.engine for f in among})]
-    said = ", ".join(own for own, all_of_them in known if own and len(all_of_them) > 1)
-    return [said] if any(len(all_of_them) > 1 for _, all_of_them in known) else []
+    facts = [(model.format_and_body, {f.format_and_body for f in among}), (model.engine, {f.engine for f in among})]
+    line = ", ".join(fact for fact, all_of_them in facts if fact and len(all_of_them) > 1)
+    return [line] if any(len(all_of_them) > 1 for _, all_of_them in facts) else []
 
 
 def _served_columns(lines: Sequence[_Line]) -> list[Column]:
     """Format and engine on a card, if a format is known or engines differ."""
     facts = [line.its for line in lines if line.its is not None]
     has_format = any(f.format_and_body for f in facts)
-    found = []
+    columns = []
     if has_format:
-        found.append(("format", [f.its.format_and_body if f.its else "" for f in lines]))
+        columns.append(("format", [f.its.format_and_body if f.its else "" for f in lines]))
     if has_format or len({f.engine for f in facts}) > 1:
-        found.append(("engine", [f.its.engine if f.its else "" for f in lines]))
-    return [words("", [cell or NOTHING for cell in cells], page="", card=title) for title, cells in found]
+        columns.append(("engine", [f.its.engine if f.its else "" for f in lines]))
+    return [words("", [cell or NOTHING for cell in cells], page="", card=title) for title, cells in columns]
 
 
 def _size_columns(lines: Sequence[_Line], *, of_paths: bool) -> list[Column]:
@@ -215,23 +215,23 @@ def _size_columns(lines: Sequence[_Line], *, of_paths: bool) -> list[Column]:
     if any(f.bits_per_weight is not None for f in facts) and any(line.row.below for line in lines):
         terminal = "bits\noverall" if overall else "bits"
     bits = [bits_cell(line.its) for line in lines]
-    found = [Column(terminal, bits, page="", card=card, leaves=1)] if terminal or card else []
+    columns = [Column(terminal, bits, page="", card=card, leaves=1)] if terminal or card else []
     if page:
         with_size = [size_and_bits(line.its) for line in lines]
-        found.append(Column("", with_size, page="" if of_paths else page, about=about, card="" if card else "size"))
-    return found  # one model has one size, so paths show none
+        columns.append(Column("", with_size, page="" if of_paths else page, about=about, card="" if card else "size"))
+    return columns  # one model has one size, so paths show none
 
 
-def bits_cell(its: ServedModel | None) -> Cell | None:
-    return None if its is None or its.bits_per_weight is None else Cell(f"{its.bits_per_weight:.2f}")
+def bits_cell(model: ServedModel | None) -> Cell | None:
+    return None if model is None or model.bits_per_weight is None else Cell(f"{model.bits_per_weight:.2f}")
 
 
-def size_and_bits(its: ServedModel | None) -> Cell | None:
+def size_and_bits(model: ServedModel | None) -> Cell | None:
     """Bits per weight above the size of the weights, as far as they are known."""
-    if its is None or (its.size is None and its.bits_per_weight is None):
+    if model is None or (model.size is None and model.bits_per_weight is None):
         return None
-    stored = "" if its.size is None else file_size(its.size)
-    return Cell(stored) if its.bits_per_weight is None else Cell(f"{its.bits_per_weight:.2f}", stored)
+    stored = "" if model.size is None else file_size(model.size)
+    return Cell(stored) if model.bits_per_weight is None else Cell(f"{model.bits_per_weight:.2f}", stored)
 
 
 def statistic_column(statistic: Statistic, lines: Sequence[_Line], **how: Any) -> Column:
@@ -251,31 +251,31 @@ def _cell(statistic: Statistic, line: _Line) -> Cell | None:
 
 
 # ── notes ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def comparison_notes(found: Sequence[Comparison]) -> list[Note]:
+def comparison_notes(comparisons: Sequence[Comparison]) -> list[Note]:
     """What a reader must know: the noise floor, notes on models, what is missing, and who cannot be told apart."""
-    baselines = distinct_baselines(found)
+    baselines = distinct_baselines(comparisons)
     notes = [Note(line, "yellow") for c in baselines for line in default_text(c.baseline)]
-    notes += [Note(words) for words in dict.fromkeys(map(noise_words, baselines)) if words]
+    notes += [Note(line) for line in dict.fromkeys(map(noise_words, baselines)) if line]
     of_models: dict[str, list[str]] = {}  # by note, because many models may share one
-    for run in dict.fromkeys([*(c.baseline for c in baselines), *(c.candidate for c in found)]):
+    for run in dict.fromkeys([*(c.baseline for c in baselines), *(c.candidate for c in comparisons)]):
         for note in model_notes(run):
             name = run.manifest.get("variant") or public_name(str(run.manifest.get("model", "model")))
             of_models.setdefault(note, []).append(name)
     notes += [Note(f"{', '.join(dict.fromkeys(names))}: {note}", "yellow") for note, names in of_models.items()]
-    missing = [*(c.manifest.get("kl_missing") for c in found), *map(top_words, found)]
+    missing = [*(c.manifest.get("kl_missing") for c in comparisons), *map(top_words, comparisons)]
     notes += [Note(str(why)) for why in dict.fromkeys(missing) if why]
-    notes += [Note(line, "red" if ": finding: " in line else "dim") for line in path_notes(found)]
-    if len(found) < 2 or any(c.kl is None or c.is_of_paths for c in found):
+    notes += [Note(line, "red" if ": finding: " in line else "dim") for line in path_notes(comparisons)]
+    if len(comparisons) < 2 or any(c.kl is None or c.is_of_paths for c in comparisons):
         return notes
-    if why := why_not_ranked(found):
+    if why := why_not_ranked(comparisons):
         return [*notes, Note(why, "yellow")]
-    pairs = pairs_tested(found)
+    pairs = pairs_tested(comparisons)
     with suppress(RunError, ValueError):  # candidates of different baselines or texts have no order
-        said, before = set[int](), len(notes)
-        for i, tied in closest_first(found):
-            said.add(i)
-            if others := [found[j].name for j in tied if j not in said]:
-                notes.append(Note(f"cannot be told apart: {found[i].name} from {', '.join(others)}", "yellow"))
+        seen, before = set[int](), len(notes)
+        for i, tied in closest_first(comparisons):
+            seen.add(i)
+            if others := [comparisons[j].name for j in tied if j not in seen]:
+                notes.append(Note(f"cannot be told apart: {comparisons[i].name} from {', '.join(others)}", "yellow"))
         if pairs:
             notes.append(Note(pairs if len(notes) > before else f"all are told apart by mean KL: {pairs}", "dim"))
     return notes
@@ -303,61 +303,61 @@ def _rests_on(s: Statistics, groups: int, kind: str) -> str:
 # ── means over parts of the targets ──────────────────────────────────────────────────────────────────────────────────
 
 
-def depth_blocks(found: Sequence[Comparison]) -> list[Block]:
+def depth_blocks(comparisons: Sequence[Comparison]) -> list[Block]:
     """A table with one row per stretch of depth and one column per candidate, and what a reader must know of it.
 
     It shows KL, or the difference of logprobs if a candidate has no KL.
     """
-    means = [c.by_depth() for c in found]
+    means = [c.by_depth() for c in comparisons]
     if any(len(rows) < 2 for rows in means):
         return []  # a single stretch would repeat the mean
-    title = f"{_measure(found)} by depth in the window (distance from its first scored token)"
+    title = f"{_measure(comparisons)} by depth in the window (distance from its first scored token)"
     rows = [Row(f"{row.first:,} to {row.last:,}") for row in means[0]]
-    table = Table(rows, [_targets(means[0]), *_kl_or_delta(found, means)], title)
+    table = Table(rows, [_targets(means[0]), *_kl_or_delta(comparisons, means)], title)
     return ["", table, *(Note(note, "yellow") for note in _left_out(means, "depth"))]
 
 
-def slices_blocks(found: Sequence[Comparison]) -> list[Block]:
+def slices_blocks(comparisons: Sequence[Comparison]) -> list[Block]:
     """A table with one row per slice of the text: several measures of one candidate, or one measure of several."""
-    means = [{row.name: row for row in c.by_slice()} for c in found]
-    known = {name: row for rows in reversed(means) for name, row in rows.items()}  # finished runs may differ in them
-    if len(known) < 2:
+    means = [{row.name: row for row in c.by_slice()} for c in comparisons]
+    parts = {name: row for rows in reversed(means) for name, row in rows.items()}  # finished runs may differ in them
+    if len(parts) < 2:
         return []  # a single slice would repeat the mean
-    title, rows = "by slice of the text", list(known.values())
-    if len(found) == 1:
-        columns = [Column("KL mean", [estimate(row.kl) for row in rows])] if found[0].kl is not None else []
+    title, rows = "by slice of the text", list(parts.values())
+    if len(comparisons) == 1:
+        columns = [Column("KL mean", [estimate(row.kl) for row in rows])] if comparisons[0].kl is not None else []
         columns.append(Column("Δ logprob", [estimate(row.delta_logprob) for row in rows]))
         columns.append(Column("same top", [estimate(row.same_top, percent=True) for row in rows]))
     else:
-        columns = _kl_or_delta(found, [[its.get(name) for name in known] for its in means])
-        title = f"{_measure(found)} {title}"
-    notes = _left_out([list(its.values()) for its in means], "slice")
-    table = Table(list(map(Row, known)), [_targets(rows), *columns], title)
+        columns = _kl_or_delta(comparisons, [[slices.get(name) for name in parts] for slices in means])
+        title = f"{_measure(comparisons)} {title}"
+    notes = _left_out([list(slices.values()) for slices in means], "slice")
+    table = Table(list(map(Row, parts)), [_targets(rows), *columns], title)
     return ["", table, *(Note(note, "yellow") for note in notes)]
 
 
-def equivalence_blocks(found: Sequence[Equivalence]) -> list[Block]:
+def equivalence_blocks(tests: Sequence[Equivalence]) -> list[Block]:
     """The verdict on each candidate, in a sentence."""
-    notes = [Note(f"{one.name}: {one.sentence}", "" if one.no_worse else "red") for one in found]
+    notes = [Note(f"{test.name}: {test.sentence}", "" if test.no_worse else "red") for test in tests]
     return ["", Note("change of the log-probability of the right text", "bold"), *notes]
 
 
-def _measure(found: Sequence[Comparison]) -> str:
-    return "KL mean" if all(c.kl is not None for c in found) else "Δ logprob"
+def _measure(comparisons: Sequence[Comparison]) -> str:
+    return "KL mean" if all(c.kl is not None for c in comparisons) else "Δ logprob"
 
 
 def _targets(rows: Sequence[PairedPart]) -> Column:
     return Column("targets", [count(row.delta_logprob.n) for row in rows])
 
 
-def _kl_or_delta(found: Sequence[Comparison], means: Sequence[Sequence[PairedPart | None]]) -> list[Column]:
+def _kl_or_delta(comparisons: Sequence[Comparison], means: Sequence[Sequence[PairedPart | None]]) -> list[Column]:
     """A column for each candidate: KL, or the difference of logprobs if one of them has no KL."""
-    has_kl = all(c.kl is not None for c in found)
+    has_kl = all(c.kl is not None for c in comparisons)
 
     def cell(row: PairedPart | None) -> Cell:
         return estimate(None if row is None else row.kl if has_kl else row.delta_logprob)
 
-    return [Column(c.name, [cell(row) for row in rows], page=c.name) for c, rows in zip(found, means, strict=True)]
+    return [Column(c.name, [cell(r) for r in rows], page=c.name) for c, rows in zip(comparisons, means, strict=True)]
 
 
 def _left_out(means: Sequence[Sequence[PairedPart]], kind: str) -> list[str]:

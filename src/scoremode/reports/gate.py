@@ -108,10 +108,10 @@ def check(
     who, value = harmless(str(statistics["name"])), statistics.get(rule.name)
     if value is None:
         return f"{who}: {rule.name} is not known: {why_unknown(rule.name, statistics)}"
-    holds, words = OPERATORS[rule.operator]
+    holds, phrase = OPERATORS[rule.operator]
     if not rule.surely:
         failed = holds(value, rule.limit)
-        return f"{who}: {rule.name} is {_shown(value, rule.limit)}, {words} {rule.limit:.12g}" if failed else None
+        return f"{who}: {rule.name} is {_shown(value, rule.limit)}, {phrase} {rule.limit:.12g}" if failed else None
     side = "low" if rule.operator.startswith(">") else "high"
     bound, effective = statistics.get(f"{rule.name}_{side}"), statistics.get("groups_effective") or math.inf
     why = why_unsure(statistics.get("groups") or 0, effective, kind, few_documents=few_documents)
@@ -122,7 +122,7 @@ def check(
         return None
     low, high = (statistics[f"{rule.name}_{end}"] for end in ("low", "high"))
     rate = false_of_few("direction", effective, kind)
-    return f"{who}: {rule.name} is {value:.4g} (95 %: {low:.4g} to {high:.4g}), surely {words} {rule.limit:.12g}{rate}"
+    return f"{who}: {rule.name} is {value:.4g} (95 %: {low:.4g} to {high:.4g}), surely {phrase} {rule.limit:.12g}{rate}"
 
 
 def _shown(value: float, limit: float) -> str:

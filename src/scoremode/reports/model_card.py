@@ -65,7 +65,7 @@ def escaped_markdown(text: object) -> str:
     'a&#124;b &#60;i&#62; Q4\\\\_K\\\\_M'
     """
     plain = harmless(str(text)).translate(ENTITIES)
-    return LINK_STARTS.sub(lambda found: f"&#{ord(found[0])};", plain)
+    return LINK_STARTS.sub(lambda match: f"&#{ord(match[0])};", plain)
 
 
 def code(text: str) -> Markup:
@@ -101,7 +101,7 @@ def markdown(comparisons: Sequence[Comparison]) -> str:
     return fill_card(
         "model_card.md",
         table=Markup(markdown_table(shown.table)),
-        verdicts=[(name, public_words(its.sentence), its.scale) for _, name, its in shown.verdicts],
+        verdicts=[(name, public_words(verdict.sentence), verdict.scale) for _, name, verdict in shown.verdicts],
         verdict_rules=shown.rules,
         m=m,
         corpus=public_name(str(m["corpus"])),
@@ -130,19 +130,19 @@ def markdown_table(table: Table) -> str:
 
 def engine_words(manifests: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """The engine of every side, its version, and how it computed."""
-    found = {}
+    engines = {}
     for side, m in manifests.items():
         versions, version = m.get("versions", {}), engine_version(m)
-        named = m["engine"] + (f" {version}" if version else "")
+        engine = m["engine"] + (f" {version}" if version else "")
         how = [str(m["dtype"]), f"head {m['head']}"] if "dtype" in m and "head" in m else []
         ours = [f"scoremode {versions['scoremode']}"] if "scoremode" in versions else []
-        found[side] = ", ".join([named, *how, *ours])
-    return found
+        engines[side] = ", ".join([engine, *how, *ours])
+    return engines
 
 
-def public_commands(found: Sequence[Any]) -> list[str]:
+def public_commands(comparisons: Sequence[Any]) -> list[str]:
     """The distinct commands that made these comparisons, as far as they are known."""
-    distinct = dict.fromkeys(public_command(c.manifest.get("command") or "") for c in found)
+    distinct = dict.fromkeys(public_command(c.manifest.get("command") or "") for c in comparisons)
     return [command for command in distinct if command]
 
 
@@ -153,20 +153,20 @@ def model_index(comparison: Comparison) -> str:
     """
     m, statistics = comparison.baseline.manifest, comparison.statistics()
     corpus, rule = public_name(str(m["corpus"])), method_words(m)
-    named, baseline = f"{corpus}, sha256 {m['corpus_sha256'][:12]}", public_name(str(m["model"]))
+    dataset, baseline = f"{corpus}, sha256 {m['corpus_sha256'][:12]}", public_name(str(m["model"]))
     metrics = (
         ("perplexity", f"perplexity, {rule}", "ppl_candidate"),
         ("perplexity_ratio", f"perplexity ratio to {baseline}, {rule}", "ppl_ratio"),
         ("kl_divergence", f"mean KL divergence from {baseline} in nats, {rule}", "kl_mean"),
     )
-    known = [
+    figures = [
         (kind, label, float(shown_statistic(BY_NAME[name], statistics)[0].replace(",", "")))
         for kind, label, name in metrics
         if (value := usable(statistics.get(name))) is not None and math.isfinite(value)
     ]
-    if not known:
+    if not figures:
         raise RunError(f"{comparison.name} has no metric that the hub could show", fix="compare on a longer text")
-    return fill_card("model_index.yaml", name=comparison.name, results=[(corpus, named, known)])
+    return fill_card("model_index.yaml", name=comparison.name, results=[(corpus, dataset, figures)])
 
 
 # ── other dialects ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -181,7 +181,7 @@ def compact(comparisons: Sequence[Comparison]) -> str:
     """A table of five columns, and one line that says how it was made."""
     columns = {"ppl_candidate": "perplexity", "kl_mean": "KL", "same_top": "same top"}
     table = card_table(
-        comparisons, ("size", lambda its: Cell(file_size(its.size)) if its and its.size else None), columns
+        comparisons, ("size", lambda model: Cell(file_size(model.size)) if model and model.size else None), columns
     )
     return f"{markdown_table(table)}\n\n{_how(comparisons)}\n"
 
@@ -236,5 +236,5 @@ ReadmePart = Callable[[Sequence[Comparison]], str]
 
 def readme_parts() -> dict[str, ReadmePart]:
     """The dialects that are parts of a README, those of wings too."""
-    own: dict[str, ReadmePart] = {"markdown": markdown, "compact": compact, "exl3": exl3, "model-index": metadata}
-    return own | {name: partial(in_code_blocks, layout) for name, layout in layouts().items()}
+    parts: dict[str, ReadmePart] = {"markdown": markdown, "compact": compact, "exl3": exl3, "model-index": metadata}
+    return parts | {name: partial(in_code_blocks, layout) for name, layout in layouts().items()}

@@ -48,28 +48,28 @@ def shown_statistics(comparisons: Sequence[Comparison], columns: Sequence[str] =
     usual = [*map(_titled, OF_PATHS, OF_PATHS.values())] if are_of_paths(comparisons) else SHOWN
     names = {s.name for s in usual if s.column is not None}
     added = [_titled(name, BY_NAME[name].title or BY_NAME[name].label or name) for name in columns if name not in names]
-    return [*(s for s in usual if s.name not in {one.name for one in added}), *added]
+    return [*(s for s in usual if s.name not in {statistic.name for statistic in added}), *added]
 
 
 def judged_by(comparisons: Sequence[Comparison]) -> str:
     """The statistic by which candidates are ordered: the divergence, if all of them have it."""
-    known = (usable(c.statistics().get("kl_mean")) is not None for c in comparisons)
-    return "kl_mean" if all(known) else "ppl_ratio"
+    have_kl = (usable(c.statistics().get("kl_mean")) is not None for c in comparisons)
+    return "kl_mean" if all(have_kl) else "ppl_ratio"
 
 
 def _titled(name: str, title: str) -> Statistic:
     """A statistic as a column with this title; with its own if there is none."""
-    found = BY_NAME[name]
-    return replace(found, label=title, column=TerminalColumn(title)) if title else found
+    statistic = BY_NAME[name]
+    return replace(statistic, label=title, column=TerminalColumn(title)) if title else statistic
 
 
-def read_columns(given: str | None) -> list[str]:
+def read_columns(columns: str | None) -> list[str]:
     """The names of statistics in ``--columns``, checked before the work.
 
     >>> read_columns("overlap,top5_same")
     ['overlap', 'top5_same']
     """
-    names = list(dict.fromkeys(name.strip() for name in (given or "").split(",") if name.strip()))
+    names = list(dict.fromkeys(name.strip() for name in (columns or "").split(",") if name.strip()))
     for name in names:
         if name not in BY_NAME:
             raise OptionError(f"there is no statistic '{harmless(name)}'", fix=did_you_mean(name, tuple(BY_NAME)))
@@ -122,8 +122,8 @@ def statistics_for_people(s: Statistics, together: Sequence[Statistics]) -> dict
 
     ``together`` are the statistics of all candidates of the table.
     """
-    found = {m.name: " ".join(shown_statistic(m, s)).rstrip() for m in SHOWN if s.get(m.name) is not None}
-    return {"ppl_baseline": baseline_perplexity(together), **found}
+    texts = {m.name: " ".join(shown_statistic(m, s)).rstrip() for m in SHOWN if s.get(m.name) is not None}
+    return {"ppl_baseline": baseline_perplexity(together), **texts}
 
 
 def basis(estimate: Estimate, kind: str, percent: bool = False) -> str:

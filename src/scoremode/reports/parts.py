@@ -67,18 +67,18 @@ def report_input(names: Sequence[str]) -> ReportInput | None:
 
 
 def comparison_parts(
-    found: Sequence[Comparison], *, by_depth: bool, beside: Sequence[ResultPart], tested: Sequence[Equivalence]
+    comparisons: Sequence[Comparison], *, by_depth: bool, beside: Sequence[ResultPart], tested: Sequence[Equivalence]
 ) -> list[ResultPart]:
     """The parts that these comparisons have, in the order in which they are shown; ``beside`` are those of wings."""
     from scoremode.reports.comparisons import depth_blocks, equivalence_blocks, slices_blocks
     from scoremode.reports.served import are_variants
 
     def json_of(means: Callable[[Comparison], Sequence[PairedPart]]) -> Callable[[], Sequence[Any]]:
-        return lambda: [[part.as_json() for part in means(c)] for c in found]
+        return lambda: [[part.as_json() for part in means(c)] for c in comparisons]
 
-    facts = [one.as_json() for one in tested]
-    depth = ResultPart("by_depth", json_of(lambda c: c.by_depth()), lambda: depth_blocks(found))
-    slices = ResultPart("by_slice", json_of(lambda c: c.by_slice()), lambda: slices_blocks(found))
+    facts = [test.as_json() for test in tested]
+    depth = ResultPart("by_depth", json_of(lambda c: c.by_depth()), lambda: depth_blocks(comparisons))
+    slices = ResultPart("by_slice", json_of(lambda c: c.by_slice()), lambda: slices_blocks(comparisons))
     equivalence = ResultPart("equivalence", lambda: facts, lambda: equivalence_blocks(tested))
-    first = [depth] if by_depth or are_variants(found) else []
+    first = [depth] if by_depth or are_variants(comparisons) else []
     return [*first, slices, *beside, *([equivalence] if tested else [])]

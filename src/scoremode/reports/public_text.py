@@ -64,12 +64,12 @@ def public_words(text: str) -> str:
     return HOST.sub("HOST", PATH.sub(_public_path, URI.sub(_public_uri, text)))
 
 
-def _public_path(found: re.Match[str]) -> str:
-    return found[0] if is_public_name(found[0]) else _last(found[0])
+def _public_path(match: re.Match[str]) -> str:
+    return match[0] if is_public_name(match[0]) else _last(match[0])
 
 
-def _public_uri(found: re.Match[str]) -> str:
-    scheme, rest = found[1].lower(), SIGNED_IN.sub("", re.split("[?#]", found[2])[0])
+def _public_uri(match: re.Match[str]) -> str:
+    scheme, rest = match[1].lower(), SIGNED_IN.sub("", re.split("[?#]", match[2])[0])
     if scheme in SERVERS:
         return f"{scheme}://HOST"  # of a server that scored: its address is nobody's business
     return f"{scheme}://{rest}" if scheme in PUBLIC else _last(rest)
@@ -86,15 +86,15 @@ def public_command(command: str) -> str:
     'scoremode compare org/m q4 --corpus wikitext2'
     """
     try:
-        words = shlex.split(command)
-    except ValueError:  # a quote that is not closed: the words are not known
+        tokens = shlex.split(command)
+    except ValueError:  # a quote that is not closed: the tokens are not known
         return ""
-    kept, skips, before = list[str](), False, ""
-    for word in words:
-        if skips or word in SWITCHES or word.partition("=")[0] in OUTPUTS:
-            skips = not skips and word in OUTPUTS
+    arguments, skips, before = list[str](), False, ""
+    for token in tokens:
+        if skips or token in SWITCHES or token.partition("=")[0] in OUTPUTS:
+            skips = not skips and token in OUTPUTS
             continue
-        flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
-        is_text, before = TEXT in (flag, before), word
-        kept.append(f"{flag}{equals}{shortened(public_words(value), LONGEST) if is_text else public_name(value)}")
-    return shlex.join(kept)
+        flag, equals, value = token.partition("=") if token.startswith("--") else ("", "", token)
+        is_text, before = TEXT in (flag, before), token
+        arguments.append(f"{flag}{equals}{shortened(public_words(value), LONGEST) if is_text else public_name(value)}")
+    return shlex.join(arguments)

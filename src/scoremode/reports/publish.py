@@ -61,7 +61,7 @@ RECORD_FILE = FileKind("a record of scoremode", _about)
 def record_files(comparisons: Sequence[Comparison]) -> dict[str, str]:
     """The text of each candidate's record, by the name of its file."""
     records = comparison_records(comparisons)
-    texts = [json.dumps(one, indent=1, ensure_ascii=False, allow_nan=False) + "\n" for one in records]
+    texts = [json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n" for record in records]
     return _files("{}.json", comparisons, texts, list(map(about_record, records)))
 
 
@@ -77,9 +77,9 @@ def evaluation_files(
         )
     if name not in EVAL_METRICS:
         raise InputError(f"'{harmless(name)}' cannot be published", fix=f"use one of {', '.join(EVAL_METRICS)}")
-    about = [digest_of([about_record(one), benchmark, task_id, name]) for one in comparison_records(comparisons)]
+    about = [digest_of([about_record(record), benchmark, task_id, name]) for record in comparison_records(comparisons)]
     texts = [_evaluation(c, benchmark, task_id, name) for c in comparisons]
-    sealed_texts = [sealed_text(text, [its], ("# ", "")) for text, its in zip(texts, about, strict=True)]
+    sealed_texts = [sealed_text(text, [digest], ("# ", "")) for text, digest in zip(texts, about, strict=True)]
     return _files(".eval_results/{}.yaml", comparisons, sealed_texts, about)
 
 
@@ -92,14 +92,14 @@ def _evaluation(c: Comparison, benchmark: str, task_id: str, metric: str) -> str
     text = f"{public_name(str(m['corpus']))}, sha256 {m['corpus_sha256'][:12]}"
     notes = f"{about}; baseline {public_name(str(m['model']))}; {method_words(m)} on {text}; scoremode {__version__}"
     date = str(c.candidate.manifest.get("finished") or c.candidate.manifest.get("created") or "")[:10]
-    known = {"dataset": benchmark, "task": task_id, "value": value, "notes": notes}
-    return fill_card("eval_results.yaml", **known, date=date if re.fullmatch(r"\d{4}-\d\d-\d\d", date) else "")
+    fields = {"dataset": benchmark, "task": task_id, "value": value, "notes": notes}
+    return fill_card("eval_results.yaml", **fields, date=date if re.fullmatch(r"\d{4}-\d\d-\d\d", date) else "")
 
 
 def _files(form: str, comparisons: Sequence[Comparison], texts: Sequence[str], about: Sequence[str]) -> dict[str, str]:
     stems = file_stems(c.name for c in comparisons)
     count = Counter(stems)
-    stems = [stem if count[stem] == 1 else f"{stem}-{its[:8]}" for stem, its in zip(stems, about, strict=True)]
+    stems = [stem if count[stem] == 1 else f"{stem}-{digest[:8]}" for stem, digest in zip(stems, about, strict=True)]
     return {form.format(stem): text for stem, text in zip(stems, texts, strict=True)}
 
 
@@ -114,17 +114,17 @@ def comparison_records(comparisons: Sequence[Comparison]) -> list[dict[str, Any]
 
     docs/records.md has its schema; ``RECORD`` is the version. A seal shows whether it was changed since.
     """
-    found = []
+    records = []
     for c, verdict in zip(comparisons, verdicts(comparisons), strict=True):
-        m, its, s = c.baseline.manifest, c.candidate.manifest, c.statistics()
+        m, candidate, s = c.baseline.manifest, c.candidate.manifest, c.statistics()
         told = {
             "record": RECORD,
             "scoremode": __version__,
             "written": datetime.now(UTC).isoformat(timespec="seconds"),
-            "seconds": its.get("seconds"),
+            "seconds": candidate.get("seconds"),
             "command": (public_commands([c]) or [""])[0],
             "name": public_name(c.name),
-            "model_sha256": its.get("model_fingerprint"),
+            "model_sha256": candidate.get("model_fingerprint"),
             "verdict": verdict.level,
             "direction": verdict.direction or None,
             "sentence": public_words(verdict.sentence),
@@ -132,7 +132,7 @@ def comparison_records(comparisons: Sequence[Comparison]) -> list[dict[str, Any]
             "notes": list(map(public_words, model_notes(c.candidate))),
             "for_people": statistics_for_people(s, [s]),
             **served(c).as_json(),
-            **_computed(its),
+            **_computed(candidate),
             "statistics": {name: value for name, value in s.items() if name != "name"},
             "kl_missing": public_words(c.manifest.get("kl_missing") or "") or None,
             "noise_floor_perturbed": c.noise_perturbed,
@@ -149,8 +149,8 @@ def comparison_records(comparisons: Sequence[Comparison]) -> list[dict[str, Any]
             "vocabulary": m.get("tokenizer"),
             "stderr_groups": m.get("stderr_groups"),
         }
-        found.append(sealed(json.loads(readable(json.dumps(told, ensure_ascii=False, allow_nan=False)))))
-    return found
+        records.append(sealed(json.loads(readable(json.dumps(told, ensure_ascii=False, allow_nan=False)))))
+    return records
 
 
 def _computed(m: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,8 +162,8 @@ def _computed(m: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in (chosen | {"head": m.get("head")}).items()
         if name not in NOT_COMPARED and value not in (None, "", *versions.values())
     }
-    known = {name: m.get(name) or None for name in ("dtype", "device")}
-    return {**known, "settings": settings, "versions": versions}
+    facts = {name: m.get(name) or None for name in ("dtype", "device")}
+    return {**facts, "settings": settings, "versions": versions}
 
 
 def about_run(run: Run) -> list[object]:

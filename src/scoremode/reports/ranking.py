@@ -38,8 +38,8 @@ def closest_first(comparisons: Sequence[Comparison]) -> list[tuple[int, list[int
     """
     _require_one_question(comparisons)
     costs = [usable(c.statistics().get("kl_mean")) for c in comparisons]
-    known = sorted((cost, i) for i, cost in enumerate(costs) if cost is not None)
-    order = [i for _, i in known]
+    ranking = sorted((cost, i) for i, cost in enumerate(costs) if cost is not None)
+    order = [i for _, i in ranking]
     pairs = list(combinations(order, 2))
     nothing = bool(why_not_ranked(comparisons))
     sums = {i: PairedMeans(comparisons[i]).sums(measured(BY_NAME["kl_mean"].mean)) for i in order}
@@ -67,22 +67,22 @@ def _require_one_question(comparisons: Sequence[Comparison]) -> None:
     for c in comparisons[1:]:
         first = comparisons[0]
         if c.baseline.plan_digest != first.baseline.plan_digest or not np.array_equal(c.groups, first.groups):
-            what = "were scored by different plans"
+            problem = "were scored by different plans"
         elif c.baseline.manifest.get("model_fingerprint") != first.baseline.manifest.get("model_fingerprint"):
-            what = "have different baselines"
+            problem = "have different baselines"
         else:
             continue
-        raise RunError(f"{first.name} and {c.name} {what}", fix="compare them with one command")
+        raise RunError(f"{first.name} and {c.name} {problem}", fix="compare them with one command")
 
 
-def p_of_pair(one: GroupSums, other: GroupSums) -> float:
+def p_of_pair(first: GroupSums, other: GroupSums) -> float:
     """The p-value of two candidates, from their KL in each group; 1 if their means do not agree."""
-    kl, other_kl = one.numerator, other.numerator
-    by_mean = ratio(kl - other_kl, one.denominator, one.indices)
+    kl, other_kl = first.numerator, other.numerator
+    by_mean = ratio(kl - other_kl, first.denominator, first.indices)
     if not ((kl > 0) & (other_kl > 0)).all():
         return p_value(by_mean)
     logarithms = np.log(kl / other_kl)
-    by_ratio = ratio(logarithms, np.ones(len(kl)), one.indices)
+    by_ratio = ratio(logarithms, np.ones(len(kl)), first.indices)
     if by_mean.value * by_ratio.value <= 0 or p_value(by_mean) / 2 >= AGREES:
         return 1.0
     p = p_value(by_ratio)
@@ -124,12 +124,12 @@ def told_apart(p_values: Sequence[float]) -> list[bool]:
     >>> told_apart([0.04, 0.03, 0.01])
     [False, False, True]
     """
-    found = [False] * len(p_values)
+    apart = [False] * len(p_values)
     for left, i in zip(range(len(p_values), 0, -1), np.argsort(p_values, kind="stable").tolist(), strict=True):
         if p_values[i] > (1 - LEVEL) / left:
             break
-        found[i] = True
-    return found
+        apart[i] = True
+    return apart
 
 
 def pairs_tested(comparisons: Sequence[Comparison]) -> str:
@@ -140,8 +140,8 @@ def pairs_tested(comparisons: Sequence[Comparison]) -> str:
     kind = str(first.baseline.manifest.get("stderr_groups", "groups"))
     rate = false_of_few("ranking", first.statistics()["groups_effective"] or ENOUGH, kind)
     level = f"{1 - LEVEL:.0%}".replace("%", " %")
-    words = f"{pairs} tested together (Holm's method), at most {level} false differences in all"
-    return words + rate if rate or len(comparisons) > 2 else ""
+    sentence = f"{pairs} tested together (Holm's method), at most {level} false differences in all"
+    return sentence + rate if rate or len(comparisons) > 2 else ""
 
 
 # ── quality against size ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -155,14 +155,14 @@ def pareto_front(sizes: Sequence[float | None], costs: Sequence[float | None]) -
     >>> pareto_front([8.5, 4.8, 4.9, 2.1], [0.001, 0.04, 0.05, 0.9])
     [3, 1, 0]
     """
-    known = []
+    points = []
     for i, (size, cost) in enumerate(zip(sizes, costs, strict=True)):
         if size is not None and cost is not None and math.isfinite(size) and math.isfinite(cost):
-            known.append((size, cost, i))
-    found: list[int] = []
+            points.append((size, cost, i))
+    front: list[int] = []
     best: tuple[float, float] | None = None
-    for size, cost, i in sorted(known):
+    for size, cost, i in sorted(points):
         if best is None or cost < best[1] or (size, cost) == best:
-            found.append(i)
+            front.append(i)
             best = (size, cost)
-    return found
+    return front

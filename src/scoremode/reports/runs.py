@@ -24,8 +24,8 @@ USUAL_CACHES: tuple[list[str], ...] = ([], ["auto"], ["f16"], ["16"])  # the typ
 
 def run_blocks(run: Run, worst: int = 0) -> list[Block]:
     """What ``scoremode ppl`` and ``scoremode report`` print."""
-    found: list[Block] = [run_facts(run), *run_slices(run)]
-    return [*found, "", worst_table(run, worst)] if worst else found
+    blocks: list[Block] = [run_facts(run), *run_slices(run)]
+    return [*blocks, "", worst_table(run, worst)] if worst else blocks
 
 
 def run_facts(run: Run) -> Facts:
@@ -33,14 +33,14 @@ def run_facts(run: Run) -> Facts:
     m, facts = run.manifest, Facts()
     groups, metrics = str(m.get("stderr_groups", "groups")), _metrics(run)
     first = metrics.get(RUN_MEASURES[0].name)
-    for one in RUN_MEASURES:
-        if (found := metrics.get(one.name)) is not None:
-            kind = "" if first is not None and found.groups == first.groups else groups
-            rests_on = basis(found, kind, percent=one.percent) if found.stderr is not None else ""
-            style = "bold" if one.name == "perplexity" else ""
-            facts.line(one.terminal, with_error(found, percent=one.percent), rests_on, style)
-        elif one.name in {metric.name for metric in METRICS}:
-            facts.line(one.terminal, NOT_MEASURED, style="dim")
+    for measure in RUN_MEASURES:
+        if (number := metrics.get(measure.name)) is not None:
+            kind = "" if first is not None and number.groups == first.groups else groups
+            rests_on = basis(number, kind, percent=measure.percent) if number.stderr is not None else ""
+            style = "bold" if measure.name == "perplexity" else ""
+            facts.line(measure.terminal, with_error(number, percent=measure.percent), rests_on, style)
+        elif measure.name in {metric.name for metric in METRICS}:
+            facts.line(measure.terminal, NOT_MEASURED, style="dim")
     if first is not None and math.isfinite(first.value):
         few = first.stderr is None
         facts.line("" if few else "±", errors_over(first, groups), style="yellow" if few else "dim")
@@ -82,46 +82,46 @@ def model_line(m: Mapping[str, Any]) -> str:
 def run_slices(run: Run) -> list[Block]:
     """The perplexity of each slice of a run's text; nothing if there are less than two."""
     metrics = run.by_slice()
-    perplexities = [its["perplexity"] for its in metrics.values()]
+    perplexities = [slice_metrics["perplexity"] for slice_metrics in metrics.values()]
     columns = [
-        Column("targets", [count(one.n) for one in perplexities]),
-        Column("perplexity", [estimate(one) for one in perplexities]),
+        Column("targets", [count(perplexity.n) for perplexity in perplexities]),
+        Column("perplexity", [estimate(perplexity) for perplexity in perplexities]),
     ]
     return ["", Table(list(map(Row, metrics)), columns, "by slice of the text")] if len(metrics) > 1 else []
 
 
 # ── several runs ─────────────────────────────────────────────────────────────────────────────────────────────────────
-def runs_table(found: Sequence[Run], names: Sequence[str], corner: str) -> Table:
+def runs_table(runs: Sequence[Run], names: Sequence[str], corner: str) -> Table:
     """One row per run: its numbers. A terminal shows those that all methods have."""
-    metrics = [_metrics(run) for run in found]
-    columns = [words("method", [method_words(run.manifest, brief=True) for run in found], page="")]
-    for one in RUN_MEASURES:
-        if one.name in NEEDS or any(one.name in own for own in metrics):
-            title = one.terminal if one.name in ("perplexity", "bits_per_byte") else ""
-            cells = [_measured(own.get(one.name), one) for own in metrics]
-            columns.append(Column(title, cells, page=one.label))
-    columns.append(Column("targets", [count(len(run.scores)) for run in found], page="Tokens"))
+    metrics = [_metrics(run) for run in runs]
+    columns = [words("method", [method_words(run.manifest, brief=True) for run in runs], page="")]
+    for measure in RUN_MEASURES:
+        if measure.name in NEEDS or any(measure.name in numbers for numbers in metrics):
+            title = measure.terminal if measure.name in ("perplexity", "bits_per_byte") else ""
+            cells = [_measured(numbers.get(measure.name), measure) for numbers in metrics]
+            columns.append(Column(title, cells, page=measure.label))
+    columns.append(Column("targets", [count(len(run.scores)) for run in runs], page="Tokens"))
     return Table([Row(name, series=i) for i, name in enumerate(names)], columns, corner=corner)
 
 
-def _measured(found: Estimate | None, one: RunMeasure) -> Cell:
-    if found is None:
-        return Cell(NOT_MEASURED if one.name in NEEDS else NOTHING)
-    return estimate(found, percent=one.percent) if math.isfinite(found.value) else Cell(with_error(found))
+def _measured(number: Estimate | None, measure: RunMeasure) -> Cell:
+    if number is None:
+        return Cell(NOT_MEASURED if measure.name in NEEDS else NOTHING)
+    return estimate(number, percent=measure.percent) if math.isfinite(number.value) else Cell(with_error(number))
 
 
-def runs_notes(found: Sequence[Run], names: Sequence[str]) -> list[str]:
+def runs_notes(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
     """What the errors of a table of runs are based on, and what was not measured."""
     lines, errors = list[str](), dict[str, list[str]]()
-    for name, run in zip(names, found, strict=True):
-        kind, known = str(run.manifest.get("stderr_groups", "groups")), _metrics(run)
-        first = known.get("perplexity")
+    for name, run in zip(names, runs, strict=True):
+        kind, metrics = str(run.manifest.get("stderr_groups", "groups")), _metrics(run)
+        first = metrics.get("perplexity")
         if first is not None and math.isfinite(first.value):
             errors.setdefault(errors_over(first, kind), []).append(name)
-        missing = [one.terminal.partition(" (")[0] for one in RUN_MEASURES if one.name in NEEDS.keys() - known.keys()]
+        missing = [m.terminal.partition(" (")[0] for m in RUN_MEASURES if m.name in NEEDS.keys() - metrics.keys()]
         missing += [] if run.scores.has("top") else ["first choices"]
         lines += [f"{name}: {', '.join(missing)} {NOT_MEASURED}"] if missing else []
-    return [*said_once(errors, len(found)), *lines]
+    return [*said_once(errors, len(runs)), *lines]
 
 
 def errors_over(first: Estimate, kind: str) -> str:
@@ -136,42 +136,42 @@ def said_once(about: Mapping[str, Sequence[str]], of: int) -> list[str]:
     return [note if len(names) == of else f"{', '.join(names)}: {note}" for note, names in about.items()]
 
 
-def questions_blocks(found: Sequence[Run]) -> list[Block]:
+def questions_blocks(runs: Sequence[Run]) -> list[Block]:
     """One row per question (a text and a method) to one model."""
     about: dict[str, list[str]] = {}  # each note once, with the questions that it is about
-    for run in found:
+    for run in runs:
         for note in dict.fromkeys(run.manifest["notes"]):
             about.setdefault(note, []).append(f"{run.manifest['corpus']} by {run.manifest['method']}")
-    notes = said_once(about, len(found))
-    table = runs_table(found, [run.manifest["corpus"] for run in found], "text")
+    notes = said_once(about, len(runs))
+    table = runs_table(runs, [run.manifest["corpus"] for run in runs], "text")
     below: list[Block] = ["", *(Note(note, "yellow") for note in notes)] if notes else []
-    return [Note(model_line(found[0].manifest), "dim"), "", table, *below]
+    return [Note(model_line(runs[0].manifest), "dim"), "", table, *below]
 
 
 # ── targets ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def worst_table(run: Run, most: int) -> Table:
     """The targets with the lowest probability, each token of the text once, after the text before them."""
     facts, scores = run.facts, run.scores
-    found: dict[int, int] = {}  # token -> where its probability is lowest
+    places: dict[int, int] = {}  # token -> where its probability is lowest
     for at in scores.logprob.argsort(kind="stable").tolist():
-        found.setdefault(int(facts.token[at]), at)
-        if len(found) == most:
+        places.setdefault(int(facts.token[at]), at)
+        if len(places) == most:
             break
     expected = [
         NOT_MEASURED
         if facts.top_text is None or scores.top_logprob is None
         else middle_cut(f"{shown(str(facts.top_text[at]))!r} p={math.exp(scores.top_logprob[at]):.2f}", SHOWN)
-        for at in found.values()
+        for at in places.values()
     ]
     columns = [
-        Column("logprob", [Cell(f"{scores.logprob[at]:.2f}") for at in found.values()]),
+        Column("logprob", [Cell(f"{scores.logprob[at]:.2f}") for at in places.values()]),
         Column(
             "rank",
-            [Cell(NOT_MEASURED) if scores.rank is None else count(int(scores.rank[at])) for at in found.values()],
+            [Cell(NOT_MEASURED) if scores.rank is None else count(int(scores.rank[at])) for at in places.values()],
         ),
         words("the model expected", expected),
     ]
-    return Table([Row(_in_context(run, at)) for at in found.values()], columns, "worst-predicted tokens", "in context")
+    return Table([Row(_in_context(run, at)) for at in places.values()], columns, "worst-predicted tokens", "in context")
 
 
 def _in_context(run: Run, at: int) -> str:
@@ -195,14 +195,14 @@ def sequence_blocks(results: Sequence[SequenceScore]) -> list[Block]:
     for prompt in prompts:
         lines += [(prompt, None)] if len(prompts) > 1 else []
         lines += [(repr(shown(r.target)), r) for r in results if r.prompt == prompt]
-    found = [r for _, r in lines]
+    rows = [r for _, r in lines]
     columns = [
-        Column("log prob", [Cell("" if r is None else f"{r.log_prob:.5f}") for r in found]),
-        Column("prob", [Cell("" if r is None else f"{r.prob:.4g}") for r in found]),
-        Column("perplexity", [Cell("" if r is None else f"{r.perplexity:,.4g}") for r in found]),
+        Column("log prob", [Cell("" if r is None else f"{r.log_prob:.5f}") for r in rows]),
+        Column("prob", [Cell("" if r is None else f"{r.prob:.4g}") for r in rows]),
+        Column("perplexity", [Cell("" if r is None else f"{r.perplexity:,.4g}") for r in rows]),
         words(
             "tokens (logprob, rank)" if ranked else "tokens (logprob; rank not measured)",
-            ["" if r is None else "\n".join(map(_token, r.tokens)) for r in found],
+            ["" if r is None else "\n".join(map(_token, r.tokens)) for r in rows],
             flows=True,
         ),
     ]
@@ -242,15 +242,15 @@ def plan_blocks(plan: Mapping[str, Any]) -> list[Block]:
         lead = f"[{w['lead']}] + " if w["lead"] >= 0 else ""
         line = f"feeds {lead}{w['feeds_from']}…{w['feeds_to'] - 1}, scores {w['scores_from']}…{w['scores_to'] - 1}"
         facts.line("", line, style="dim")
-    memory, kept = plan["memory"], plan["reference"]
+    memory, reference = plan["memory"], plan["reference"]
     if any(memory[name] for name in ("weights", "activations", "logits")):  # else the model is on a server, or a table
         names = [name for name in ("weights", "activations", "logits", "kv_cache") if name in memory]
         parts = ", ".join(f"{name.replace('kv_', 'K/V ')} {in_bytes(memory[name])}" for name in names)
         whole = in_bytes(memory["logits_if_whole"])
         facts.line("memory, about", f"{parts} (all logits at once would take {whole})")
-    if kept:
-        logits = in_bytes(kept["logits_fp16"])
-        facts.line("as a reference", f"{in_bytes(kept['total'])} on disk (float16 logits would take {logits})")
+    if reference:
+        logits = in_bytes(reference["logits_fp16"])
+        facts.line("as a reference", f"{in_bytes(reference['total'])} on disk (float16 logits would take {logits})")
     facts.line("plan digest", plan["plan_digest"])
     return [facts]
 

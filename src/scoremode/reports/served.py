@@ -91,9 +91,9 @@ class ServedModel:
 
 def served(comparison: Comparison) -> ServedModel:
     """The candidate as it was served. The manifest of the comparison takes precedence over that of the run."""
-    its = comparison.manifest
-    own = {"weight_bytes": its["bytes"]} if its.get("bytes") is not None else {}
-    return served_manifest({**comparison.candidate.manifest, **its, **own})
+    manifest = comparison.manifest
+    sizes = {"weight_bytes": manifest["bytes"]} if manifest.get("bytes") is not None else {}
+    return served_manifest({**comparison.candidate.manifest, **manifest, **sizes})
 
 
 def served_manifest(m: Mapping[str, Any]) -> ServedModel:
@@ -104,7 +104,7 @@ def served_manifest(m: Mapping[str, Any]) -> ServedModel:
         engine_version(m),
         m.get("bits_per_weight") or None,
         m.get("weight_bytes") or None,
-        tuple(PartSize(name, its["bytes"], its["weights"]) for name, its in parts if its),
+        tuple(PartSize(name, size["bytes"], size["weights"]) for name, size in parts if size),
         m.get("emulated_bytes") or None,
         _cache_words(m.get("engine_settings") or {}),
     )
@@ -139,12 +139,12 @@ def in_groups(facts: Sequence[ServedModel]) -> dict[str, list[int]]:
     >>> in_groups([ServedModel(name, "", "", bits, None) for name, bits in (("Q4", 4.8), ("W4", 4.0), ("Q4", 8.5))])
     {'Q4': [2, 0], 'W4': [1]}
     """
-    found: dict[str, list[int]] = {}
-    for i, one in enumerate(facts):
-        found.setdefault(one.group, []).append(i)
-    for members in found.values():  # an unknown size comes last
+    groups: dict[str, list[int]] = {}
+    for i, model in enumerate(facts):
+        groups.setdefault(model.group, []).append(i)
+    for members in groups.values():  # an unknown size comes last
         members.sort(key=lambda i: -(facts[i].bits_per_weight or 0.0))
-    return found
+    return groups
 
 
 # ── runs and the facts of a served model ──────────────────────────────────────────────────────────────────────────────
@@ -152,16 +152,16 @@ def run_key(run: Run) -> object:
     """A key that is equal for two objects of the same run: its folder, or of a run in memory what it says of itself."""
     if run.path is not None:
         return run.path
-    said = (str(run.manifest.get(name)) for name in ("model", "identity", "engine_settings", "metrics"))
-    return run.plan_digest, *said
+    parts = (str(run.manifest.get(name)) for name in ("model", "identity", "engine_settings", "metrics"))
+    return run.plan_digest, *parts
 
 
 def distinct_baselines(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """The first comparison with each baseline."""
-    found: dict[object, Comparison] = {}
+    baselines: dict[object, Comparison] = {}
     for c in comparisons:
-        found.setdefault(run_key(c.baseline), c)
-    return list(found.values())
+        baselines.setdefault(run_key(c.baseline), c)
+    return list(baselines.values())
 
 
 def run_name(run: Run, among: Sequence[Run] = ()) -> str:
@@ -171,24 +171,24 @@ def run_name(run: Run, among: Sequence[Run] = ()) -> str:
     for name in ("corpus", "engine", "dtype", "method"):
         if len({str(other.manifest.get(name)) for other in among}) > 1:
             parts.append(str(m.get(name)))
-    named = " · ".join(parts)
+    title = " · ".join(parts)
     twins = [other for other in among if [str(other.manifest.get("model", "run"))] == parts[:1]]
-    return f"{named} · {run.path}" if len(parts) == 1 and len(twins) > 1 and run.path else named
+    return f"{title} · {run.path}" if len(parts) == 1 and len(twins) > 1 and run.path else title
 
 
-def served_facts(m: Mapping[str, Any], its: ServedModel | None = None) -> dict[str, str]:
+def served_facts(m: Mapping[str, Any], model: ServedModel | None = None) -> dict[str, str]:
     """How a model was served: its format and sizes, the engine, its versions, kernels and settings.
 
-    ``its`` are the sizes to show, if they are not those of the manifest.
+    ``model`` has the sizes to show, if they are not those of the manifest.
     """
-    settings, its = m.get("engine_settings") or {}, its or served_manifest(m)
-    bits = its.bits_per_weight
-    stored_as = "size of the file that emulates it" if its.is_emulated else "size of the weights"
-    sizes = (("size that it would have", its.emulated_bytes), (stored_as, its.stored_bytes))
+    settings, model = m.get("engine_settings") or {}, model or served_manifest(m)
+    bits = model.bits_per_weight
+    stored_as = "size of the file that emulates it" if model.is_emulated else "size of the weights"
+    sizes = (("size that it would have", model.emulated_bytes), (stored_as, model.stored_bytes))
     parts = {
         f"size of the {part.name}": f"{part.bits_per_weight:,.3f} bits per weight, {file_size(part.stored_bytes)}, "
         f"{part.weights:,} weights"
-        for part in its.parts
+        for part in model.parts
     }
     return known(
         {

@@ -36,8 +36,8 @@ def number(value: Any, stderr: Any = None, *, percent: bool = False, supports: A
     return Cell(f"{sign if (usable(value) or 0) > 0 else ''}{text}", error)
 
 
-def estimate(found: Estimate | None, *, percent: bool = False) -> Cell:
-    return Cell(NOTHING) if found is None or not found.n else number(found.value, found.stderr, percent=percent)
+def estimate(figure: Estimate | None, *, percent: bool = False) -> Cell:
+    return Cell(NOTHING) if figure is None or not figure.n else number(figure.value, figure.stderr, percent=percent)
 
 
 def count(value: int | None) -> Cell:
@@ -103,10 +103,10 @@ class Table:
     corner: str = ""  # the title of the names
 
     def groups(self) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = {}
+        groups: dict[str, list[int]] = {}
         for i, row in enumerate(self.rows):
-            found.setdefault(row.group, []).append(i)
-        return found
+            groups.setdefault(row.group, []).append(i)
+        return groups
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,25 +108,25 @@ class TerminalTable:
         rows, width = [self._table.rows[i] for i in self._rows], options.max_width
         names, below = [shown(row.name) for row in rows], [list(map(shown, row.below)) for row in rows]
         corner, columns = shown(self._table.corner), [column for column in self._table.columns if column.title]
-        words = [word for lines in below for line in lines for word in line.split()]  # names of formats and engines
-        least = max(map(_width, [corner, *words, *names]))
-        kept, between = self._fitting(columns, width - least)
-        if is_above := least + self._needed(kept, between) > width:
-            least = max(map(_width, [corner, *words]))
-            kept, between = self._fitting(columns, width - least)
+        pieces = [word for lines in below for line in lines for word in line.split()]  # names of formats and engines
+        least = max(map(_width, [corner, *pieces, *names]))
+        visible, between = self._fitting(columns, width - least)
+        if is_above := least + self._needed(visible, between) > width:
+            least = max(map(_width, [corner, *pieces]))
+            visible, between = self._fitting(columns, width - least)
         longest = max([least, *(_width(line) for lines in below for line in lines)])
-        room = max(least, min(longest, width - self._needed(kept, between)))
+        room = max(least, min(longest, width - self._needed(visible, between)))
 
         def grid(which: Iterable[int], *, header: bool = True) -> RichTable:
             table = RichTable(box=None, pad_edge=False, header_style="bold", show_header=header)
             table.add_column(corner, overflow="fold", min_width=room, max_width=room)
-            for column in kept:
+            for column in visible:
                 side: Literal["left", "right"] = "right" if column.number else "left"
                 wide = self._needed([column], between) - GAP
                 table.add_column(shown_lines(column.title), justify=side, no_wrap=True, min_width=wide)
             for at in which:
                 lines = [*([] if is_above else [Text(names[at])]), *(Text(line, "dim") for line in below[at])]
-                cells = (Text(self._cell(column, self._rows[at], between)) for column in kept)
+                cells = (Text(self._cell(column, self._rows[at], between)) for column in visible)
                 table.add_row(Text("\n").join(lines), *cells)
             return table
 
@@ -134,22 +134,22 @@ class TerminalTable:
         for at in range(len(names)) if is_above else ():
             yield Text(names[at], overflow="fold")
             yield grid([at], header=False)
-        if left_out := [column for column in columns if column not in kept]:
+        if left_out := [column for column in columns if column not in visible]:
             yield Text(_left_out(left_out, width), "dim")
 
     def _fitting(self, columns: Sequence[Column], width: int) -> tuple[list[Column], str]:
         """The columns that fit, as far as columns may be left out, and what is between a number and its error."""
-        kept = list(columns)
-        if self._needed(kept, " ") <= width:
-            return kept, " "
-        while self._needed(kept, "\n") > width and (goes := max(kept, key=lambda column: column.leaves)).leaves:
-            kept.remove(goes)
-        return kept, "\n"
+        visible = list(columns)
+        if self._needed(visible, " ") <= width:
+            return visible, " "
+        while self._needed(visible, "\n") > width and (goes := max(visible, key=lambda column: column.leaves)).leaves:
+            visible.remove(goes)
+        return visible, "\n"
 
     def _needed(self, columns: Sequence[Column], between: str) -> int:
         """The width of columns without the names."""
         texts = ([column.title, *(self._cell(column, i, between) for i in self._rows)] for column in columns)
-        return sum(GAP + max(map(_width, own)) for own in texts)
+        return sum(GAP + max(map(_width, cells)) for cells in texts)
 
     @staticmethod
     def _cell(column: Column, row: int, between: str) -> str:
@@ -185,9 +185,9 @@ class TerminalLine(ProgressState):
     """One line at the end of a terminal: the current phase and, once something is counted, how much is done."""
 
     def __init__(self, label: str, unit: str, stream: TextIO) -> None:
-        words = TextColumn("{task.fields[line]}", markup=False)  # brackets in names are not markup
+        column = TextColumn("{task.fields[line]}", markup=False)  # brackets in names are not markup
         self._stream, self._screen = stream, PlainConsole(stderr=True)
-        self._bar = Progress(SpinnerColumn(), BarColumn(bar_width=20), words, console=self._screen, transient=True)
+        self._bar = Progress(SpinnerColumn(), BarColumn(bar_width=20), column, console=self._screen, transient=True)
         self._task = self._bar.add_task("", total=None, line=self)
         super().__init__(label, unit)
 

@@ -47,8 +47,8 @@ def middle_cut(text: str, width: int, measure: Callable[[str], int] = len) -> st
     """
     if measure(text) <= width:
         return text
-    for kept in range(len(text) - 1, -1, -1):
-        shorter = f"{text[: kept - kept // 2]}…{text[len(text) - kept // 2 :]}"
+    for length in range(len(text) - 1, -1, -1):
+        shorter = f"{text[: length - length // 2]}…{text[len(text) - length // 2 :]}"
         if measure(shorter) <= width:
             return shorter
     return ""
@@ -60,9 +60,9 @@ def method_words(manifest: Mapping[str, Any], *, brief: bool = False) -> str:
     ordered = [name for name in SETTINGS if name in settings]
     others = [] if brief else sorted(settings.keys() - SETTINGS.keys())
     ordered += [name for name in others if settings[name] != UNSAID.get(name)]
-    words = {name: SETTINGS.get(name, name.replace("_", " ")) for name in ordered}
-    given = ", ".join(f"no {words[n]}" if settings[n] is False else f"{words[n]} {settings[n]}" for n in ordered)
-    return f"{manifest.get('method')} ({given})" if given else str(manifest.get("method"))
+    labels = {name: SETTINGS.get(name, name.replace("_", " ")) for name in ordered}
+    details = ", ".join(f"no {labels[n]}" if settings[n] is False else f"{labels[n]} {settings[n]}" for n in ordered)
+    return f"{manifest.get('method')} ({details})" if details else str(manifest.get("method"))
 
 
 def top_words(comparison: Comparison) -> str:
@@ -87,10 +87,10 @@ def noise_words(comparison: Comparison) -> str:
     """The noise floor in one line: its size and what was computed in a different way, or why it was not measured."""
     if comparison.kl is None:
         return ""  # two finished runs: there is no divergence to judge by it
-    floor, words = comparison.statistics().get("noise_floor_kl_mean"), comparison.noise_perturbed
+    floor, perturbed = comparison.statistics().get("noise_floor_kl_mean"), comparison.noise_perturbed
     if floor is None:
-        return f"noise floor: not measured ({words or 'the run does not say why'})"
-    return f"noise floor: KL mean {rounded(floor)[0]}" + (f" under: {words}" if words else "")
+        return f"noise floor: not measured ({perturbed or 'the run does not say why'})"
+    return f"noise floor: KL mean {rounded(floor)[0]}" + (f" under: {perturbed}" if perturbed else "")
 
 
 def path_notes(comparisons: Sequence[Comparison]) -> list[str]:
@@ -101,7 +101,7 @@ def path_notes(comparisons: Sequence[Comparison]) -> list[str]:
         settings = c.candidate.manifest["method_settings"]
         if settings.get("prefill_tokens", 1) > 1:
             lines.append(f"{c.name}: {settings['prefill_tokens']:,} tokens of each window prefilled")
-        known = c.baseline.manifest["notes"]
-        lines += [f"{c.name}: {note}" for note in c.candidate.manifest["notes"] if note not in known]
+        baseline_notes = c.baseline.manifest["notes"]
+        lines += [f"{c.name}: {note}" for note in c.candidate.manifest["notes"] if note not in baseline_notes]
         lines += [f"{c.name}: {c.manifest['promise']}"] if c.manifest.get("promise") else []
     return lines

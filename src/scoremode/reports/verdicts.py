@@ -208,16 +208,16 @@ def _path_level(c: Comparison) -> Verdict:
     rms, again = usable(s.get("delta_logprob_rms")), usable(rerun["rms"])
     moved = "" if rms is None else f" {_moved_words(rms, again, str(rerun['words']))}"
     beside = (("delta_logprob_rms", rms, again), ("kl_mean", s.get("kl_mean"), s.get("noise_floor_kl_mean")))
-    known = [
+    measures = [
         (usable(s.get(f"{name}_low")), value, noise)
         for name, value, noise in ((name, usable(value), usable(noise)) for name, value, noise in beside)
         if value is not None and noise is not None
     ]
-    if not known:
+    if not measures:
         return Verdict(UNKNOWN, f"not known if this is more than noise: none was measured.{moved}")
-    if any((value if low is None else low) <= noise for low, value, noise in known):
+    if any((value if low is None else low) <= noise for low, value, noise in measures):
         return Verdict(NOISE, f"a difference within the noise.{moved} {HOLDS}")
-    if any(low is None for low, _, _ in known):
+    if any(low is None for low, _, _ in measures):
         few = too_few(s.get("groups"), c.baseline.manifest.get("stderr_groups", "groups"))
         return Verdict(UNKNOWN, f"not known if this is more than noise: {few}.{moved}")
     return Verdict(CHANGED, f"changed, by more than the noise.{moved} {DIFFERS}")
@@ -259,21 +259,21 @@ def _moved(s: Statistics, rounding: float) -> str:
 
     A floor below ``rounding`` counts as that.
     """
-    kl, floor, found = usable(s.get("kl_mean")), usable(s.get("noise_floor_kl_mean")), list[str]()
+    kl, floor, parts = usable(s.get("kl_mean")), usable(s.get("noise_floor_kl_mean")), list[str]()
     if kl is not None:
         low = _kl_less_its_error(s)
         is_clear = low is not None and low > (floor or 0)
         number, error = rounded(kl, s.get("kl_mean_stderr"))
-        found.append(f"KL {number}" if is_clear else f"KL {number} {error}".rstrip())
+        parts.append(f"KL {number}" if is_clear else f"KL {number} {error}".rstrip())
         counts_as = f", counted as {plain_nats(rounding)}" if floor is not None and floor < rounding < math.inf else ""
-        found += [] if is_clear or floor is None else [f"floor {rounded(floor)[0]}{counts_as}"]
+        parts += [] if is_clear or floor is None else [f"floor {rounded(floor)[0]}{counts_as}"]
     elif s.get("kl_infinite"):
-        found.append("KL infinite")
+        parts.append("KL infinite")
     if (same := usable(s.get("same_top"))) is not None:
-        found.append(f"first choice differs in {rounded(1 - same, s.get('same_top_stderr'), percent=True)[0]}")
-    if not found and (rms := usable(s.get("delta_logprob_rms"))) is not None:
-        found.append(f"log-probabilities differ by {rounded(rms)[0]} (rms)")
-    return ", ".join(found) or "a log-probability is infinite"
+        parts.append(f"first choice differs in {rounded(1 - same, s.get('same_top_stderr'), percent=True)[0]}")
+    if not parts and (rms := usable(s.get("delta_logprob_rms"))) is not None:
+        parts.append(f"log-probabilities differ by {rounded(rms)[0]} (rms)")
+    return ", ".join(parts) or "a log-probability is infinite"
 
 
 def _unmeasured(s: Statistics) -> list[str]:
@@ -311,8 +311,8 @@ def _unsure(c: Comparison, s: Statistics) -> str:
     """The change of perplexity, and why nobody can tell its direction."""
     (change,) = _perplexity(s) or ["perplexity is infinite under both"]
     groups = counted(s.get("groups") or 0, str(c.baseline.manifest.get("stderr_groups", "groups")))
-    known = usable(s.get("log_ppl_ratio_stderr")) is not None and "equal" not in change
-    return f"{change}, which may be chance on {groups}" if known else change
+    has_error = usable(s.get("log_ppl_ratio_stderr")) is not None and "equal" not in change
+    return f"{change}, which may be chance on {groups}" if has_error else change
 
 
 # ── the scale ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -360,13 +360,13 @@ def scale_words(kl: float) -> str:
 
 
 def _place(kl: float, types: dict[str, float]) -> str:
-    known = sorted(types.items(), key=lambda one: one[1])
-    near = min(range(len(known)), key=lambda i: max(kl / known[i][1], known[i][1] / kl))
-    if max(kl / known[near][1], known[near][1] / kl) <= ABOUT:
-        return f"about {known[near][0]}"
-    above = sum(value < kl for _, value in known)
+    scale = sorted(types.items(), key=lambda pair: pair[1])
+    near = min(range(len(scale)), key=lambda i: max(kl / scale[i][1], scale[i][1] / kl))
+    if max(kl / scale[near][1], scale[near][1] / kl) <= ABOUT:
+        return f"about {scale[near][0]}"
+    above = sum(value < kl for _, value in scale)
     if above == 0:
-        return f"{'far ' if kl < known[0][1] / 10 else ''}below {known[0][0]} (KL {known[0][1]:.2g})"
-    if above == len(known):
-        return f"beyond {known[-1][0]} (KL {known[-1][1]:.2g})"
-    return f"between {known[above - 1][0]} and {known[above][0]}"
+        return f"{'far ' if kl < scale[0][1] / 10 else ''}below {scale[0][0]} (KL {scale[0][1]:.2g})"
+    if above == len(scale):
+        return f"beyond {scale[-1][0]} (KL {scale[-1][1]:.2g})"
+    return f"between {scale[above - 1][0]} and {scale[above][0]}"

@@ -184,7 +184,7 @@ def chat_document(
 
 
 def as_template_takes(messages: list[Message], tokenizer: TextTokenizer, *, open_turn: bool) -> list[Message]:
-    """Contents as the chat template writes them, which a probe shows: parts, or their texts joined as vLLM joins them.
+    """Contents as the chat template writes them, which a probe shows: parts, or their texts, joined by newlines.
 
     Null stays, unless the template fails on it or writes "None": then it becomes an empty text.
     """

@@ -31,8 +31,8 @@ def integer(text: str) -> int:
 
 def integers(text: str) -> int | list[int]:
     """Reads one whole number, or several with commas between them, for argparse."""
-    found = [integer(part) for part in text.split(",")]
-    return found if len(found) > 1 else found[0]
+    numbers = [integer(part) for part in text.split(",")]
+    return numbers if len(numbers) > 1 else numbers[0]
 
 
 def count(text: str) -> int:
@@ -46,8 +46,8 @@ def count(text: str) -> int:
 def folder(text: str) -> str:
     """Refuses the name of a page as a folder of runs, for argparse: ``report -o`` is a page."""
     if text.lower().endswith((".html", ".htm")):
-        what = "is the name of a page, and runs are kept in a folder; scoremode report FOLDER -o FILE writes a page"
-        raise argparse.ArgumentTypeError(f"{shortened(text)} {what}")
+        problem = "is the name of a page, and runs are kept in a folder; scoremode report FOLDER -o FILE writes a page"
+        raise argparse.ArgumentTypeError(f"{shortened(text)} {problem}")
     return text
 
 
@@ -87,7 +87,7 @@ def cache_types(text: str) -> str | list[str]:
     >>> cache_types("q8_0"), cache_types("f16,q8_0")
     ('q8_0', ['f16', 'q8_0'])
     """
-    types = [one.strip() for one in text.split(",")]
+    types = [part.strip() for part in text.split(",")]
     if len(types) > 1 and "" in types:
         raise argparse.ArgumentTypeError(f"'{shortened(text)}' is not a list of types, as in f16,q8_0")
     return types if len(types) > 1 else text
@@ -117,16 +117,16 @@ BASELINE: Flags = {"--baseline-engine NAME": "default: --engine", "--baseline-dt
 
 def add(parser: Any, flags: Flags, **details: Any) -> None:
     """Add flags to a parser or to one of its groups; ``details`` are arguments of ``add_argument`` for all of them."""
-    for words, about in flags.items():
-        name, _, value = words.partition(" ")
-        given: dict[str, Any] = {"metavar": value.removesuffix(" …"), "help": about or None}
+    for spec, about in flags.items():
+        name, _, value = spec.partition(" ")
+        arguments: dict[str, Any] = {"metavar": value.removesuffix(" …"), "help": about or None}
         if not value:
-            given = {"action": "store_true", "help": about}
+            arguments = {"action": "store_true", "help": about}
         elif value.endswith(" …"):
-            given |= {"action": "append"} if name.startswith("-") else {"nargs": "+"}
+            arguments |= {"action": "append"} if name.startswith("-") else {"nargs": "+"}
         elif value in READERS:
-            given["type"] = READERS[value]
-        parser.add_argument(*([SHORT[name]] if name in SHORT else []), name, **{**given, **details})
+            arguments["type"] = READERS[value]
+        parser.add_argument(*([SHORT[name]] if name in SHORT else []), name, **{**arguments, **details})
 
 
 def add_model(
@@ -145,10 +145,10 @@ def add_question(parser: argparse.ArgumentParser, *, several: bool = False, seve
     """
     for title, flags in (("text", TEXT), ("method", METHOD)):
         more = AGAIN if several else {}
-        named = {name: about + more.get(name, "") for name, about in flags.items()}
+        specs = {name: about + more.get(name, "") for name, about in flags.items()}
         if several_sequences:
-            named = {name.replace("--sequences N", "--sequences N,…"): about for name, about in named.items()}
-        add(parser.add_argument_group(title), named)
+            specs = {name.replace("--sequences N", "--sequences N,…"): about for name, about in specs.items()}
+        add(parser.add_argument_group(title), specs)
 
 
 def add_engine(parser: argparse.ArgumentParser, *, replicas: bool = True) -> None:
@@ -216,14 +216,14 @@ def _engine_arg(text: str) -> tuple[str, Any]:
 
 def question(parsed: argparse.Namespace) -> dict[str, Any]:
     """The question of a command that asks exactly one."""
-    found = questions(parsed)
-    if len(found) > 1:
+    all_questions = questions(parsed)
+    if len(all_questions) > 1:
         flag = "--corpus" if len(parsed.corpus or ()) > 1 else "--method"
         raise OptionError(
-            f"{flag} is given {len(found)} times, and {parsed.verb} asks one question",
+            f"{flag} is given {len(all_questions)} times, and {parsed.verb} asks one question",
             fix="run it once for each; several files are one corpus as a folder or a pattern like 'notes/*.txt'",
         )
-    return found[0]
+    return all_questions[0]
 
 
 def questions(parsed: argparse.Namespace) -> list[dict[str, Any]]:
@@ -234,8 +234,8 @@ def questions(parsed: argparse.Namespace) -> list[dict[str, Any]]:
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice is not None:
             raise OptionError(f"{flag} {shortened(twice)} is given twice", fix="give it once")
-    asked = [{**shared, "corpus": corpus, "method": method} for corpus in corpora for method in methods]
-    return [{name: value for name, value in one.items() if value is not None and value is not False} for one in asked]
+    rows = [{**shared, "corpus": corpus, "method": method} for corpus in corpora for method in methods]
+    return [{name: value for name, value in row.items() if value is not None and value is not False} for row in rows]
 
 
 def engine_options(parsed: argparse.Namespace) -> dict[str, Any]:
@@ -246,16 +246,16 @@ def engine_options(parsed: argparse.Namespace) -> dict[str, Any]:
     for name in (parsed.engine, getattr(parsed, "baseline_engine", None)):
         if name is not None:
             find_engine(name)
-    found = {}
+    options = {}
     for name, (_, option) in all_options().items():
         value = getattr(parsed, name)
         if option.kind == "Pairs" and value:
             value = tuple(_engine_arg(text) for text in value)
         if value is not None:
-            found[name] = value
-    check_values(found)
+            options[name] = value
+    check_values(options)
     spread = {name: getattr(parsed, name, None) for name in SPREAD}
-    return found | {name: value for name, value in spread.items() if value is not None}
+    return options | {name: value for name, value in spread.items() if value is not None}
 
 
 def model_arguments(parsed: argparse.Namespace) -> dict[str, Any]:

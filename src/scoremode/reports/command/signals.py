@@ -43,8 +43,8 @@ def everything_is_kept() -> None:
 
 def line(number: int = signal.SIGINT) -> str:
     records = getattr(sys.modules.get("scoremode.core.disk.records"), "RecordFile", None)  # no imports in a handler
-    kept = RESUME if getattr(records, "any_kept", False) else "nothing new was kept yet"
-    return f"{WORDS[signal.Signals(number)]}; {_advice[0] or kept}"
+    advice = RESUME if getattr(records, "any_kept", False) else "nothing new was kept yet"
+    return f"{WORDS[signal.Signals(number)]}; {_advice[0] or advice}"
 
 
 def exit_code() -> int | None:
@@ -87,12 +87,12 @@ def _stop(number: int, frame: FrameType | None) -> None:
     raise Stopped
 
 
-def _unraisable(found: Any) -> None:
+def _unraisable(unraisable: Any) -> None:
     """Ends the process if a destructor swallowed an interruption. Other errors of destructors are libraries' own."""
-    if _received and not isinstance(found.exc_value, Exception):
+    if _received and not isinstance(unraisable.exc_value, Exception):
         os._exit(128 + _received[0])
     if os.environ.get("SCOREMODE_DEBUG"):
-        sys.__unraisablehook__(found)
+        sys.__unraisablehook__(unraisable)
 
 
 def _forget() -> None:

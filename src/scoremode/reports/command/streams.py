@@ -103,7 +103,7 @@ def for_terminal(line: str) -> str:
     """A line for standard error. If that is a terminal, it breaks between words that nobody copies together."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # standard error is closed
         if sys.stderr.isatty() and (width := columns_of(sys.stderr)):
-            joined = COPIED.sub(lambda found: found[0].replace(" ", "\0"), line)
+            joined = COPIED.sub(lambda match: match[0].replace(" ", "\0"), line)
             return "\n".join(wrap(joined, width, break_long_words=False, break_on_hyphens=False)).replace("\0", " ")
     return line
 

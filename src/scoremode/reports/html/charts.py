@@ -33,15 +33,15 @@ class Series:
     @property
     def finite(self) -> Floats:
         """The values that can be drawn."""
-        found: Floats = self.values[np.isfinite(self.values)]
-        return found
+        finite: Floats = self.values[np.isfinite(self.values)]
+        return finite
 
 
 def delta_logprob(c: Comparison) -> Floats:
     """The nats by which each token became likelier; NaN if both models give it probability zero."""
     with np.errstate(invalid="ignore"):
-        found: Floats = c.cand - c.base
-    return found
+        deltas: Floats = c.cand - c.base
+    return deltas
 
 
 def charts_section(comparisons: Sequence[Comparison]) -> Markup:
@@ -59,7 +59,7 @@ def charts_section(comparisons: Sequence[Comparison]) -> Markup:
 
 def _comparison_charts(comparisons: Sequence[Comparison]) -> list[Chart | None]:
     depths = [depths_of(c.baseline) for c in comparisons]
-    deltas = [Series(c.name, delta_logprob(c), its, c.groups) for c, its in zip(comparisons, depths, strict=True)]
+    deltas = [Series(c.name, delta_logprob(c), depth, c.groups) for c, depth in zip(comparisons, depths, strict=True)]
     text = "Mean Δ logprob by position in the window; below zero, the text became less likely."
     title = "Where the text became less likely"
     drawn = [delta_distribution(deltas), along_the_window(title, text, deltas, "Δ logprob, nats")]
@@ -70,8 +70,8 @@ def _comparison_charts(comparisons: Sequence[Comparison]) -> list[Chart | None]:
         return drawn
     # a candidate without KL keeps its place, so that its colour is the same in every chart
     kls = [
-        Series(c.name, np.full(len(its), np.nan) if c.kl is None else c.kl, its, c.groups)
-        for c, its in zip(comparisons, depths, strict=True)
+        Series(c.name, np.full(len(depth), np.nan) if c.kl is None else c.kl, depth, c.groups)
+        for c, depth in zip(comparisons, depths, strict=True)
     ]
     noises = [c.noise_kl for c in distinct_baselines(comparisons) if c.noise_kl is not None]
     noise = np.concatenate(noises) if any(map(len, noises)) else None
@@ -213,5 +213,5 @@ def _square_roots(mean: Floats, error: Floats) -> tuple[Floats, Floats]:
 def _means_and_errors(series: Series, edges: Floats, *, squared: bool = False) -> tuple[Floats, Floats]:
     """Returns mean and standard error of each stretch; the mean is NaN without values, the error 0 for few groups."""
     values = np.square(series.values) if squared else series.values
-    found = means_by_stretch(values, series.depth, series.groups, edges)
-    return np.array([e.value for e in found]), np.array([e.stderr or 0.0 for e in found])
+    means = means_by_stretch(values, series.depth, series.groups, edges)
+    return np.array([e.value for e in means]), np.array([e.stderr or 0.0 for e in means])

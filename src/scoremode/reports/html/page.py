@@ -101,30 +101,30 @@ def summary_section(comparisons: Sequence[Comparison], alone: Sequence[Run], mor
 
 def publish_section(comparisons: Sequence[Comparison]) -> Markup:
     """The texts of a model card, to copy; a text that cannot be made is left out, with the reason."""
-    found, notes = [], []
+    texts, notes = [], []
     for title, make in (("Markdown table", markdown), ("Metadata (model-index)", metadata)) if comparisons else ():
         try:
-            found.append((title, make(comparisons)))
+            texts.append((title, make(comparisons)))
         except RunError as refused:
             notes.append(f"{title}: {refused}.")
-    return fill("publish.html", texts=found, notes=notes) if comparisons else Markup()
+    return fill("publish.html", texts=texts, notes=notes) if comparisons else Markup()
 
 
 def provenance_section(comparisons: Sequence[Comparison], alone: Sequence[Run]) -> Markup:
-    named: list[tuple[str, Run]] = []
+    named_runs: list[tuple[str, Run]] = []
     for c in comparisons:
-        if run_key(c.baseline) not in {run_key(run) for _, run in named}:
-            named.append(("baseline", c.baseline))
-        named.append((c.name, c.candidate))
-    named += [(run_name(run, alone), run) for run in alone]
-    if not named:
+        if run_key(c.baseline) not in {run_key(run) for _, run in named_runs}:
+            named_runs.append(("baseline", c.baseline))
+        named_runs.append((c.name, c.candidate))
+    named_runs += [(run_name(run, alone), run) for run in alone]
+    if not named_runs:
         return Markup()
-    facts = [provenance_facts(run) for _, run in named]
+    facts = [provenance_facts(run) for _, run in named_runs]
     shared = {k: v for k, v in facts[0].items() if len(facts) > 1 and all(f.get(k) == v for f in facts)}
     runs = []
-    for (name, run), own in zip(named, facts, strict=True):
+    for (name, run), details in zip(named_runs, facts, strict=True):
         number = next((i for i, c in enumerate(comparisons) if c.candidate is run), None)  # the table links to it
-        runs.append((name, number, {k: v for k, v in own.items() if k not in shared}))
+        runs.append((name, number, {k: v for k, v in details.items() if k not in shared}))
     commands = distinct_commands(comparisons)
     first = ("Same for all runs", shared) if shared else None
     return fill("provenance.html", commands=commands, first=first, runs=runs)
@@ -159,9 +159,9 @@ def provenance_facts(run: Run) -> dict[str, str]:
     )
 
 
-def distinct_commands(found: Iterable[Any]) -> list[str]:
+def distinct_commands(comparisons: Iterable[Any]) -> list[str]:
     """The commands that made comparisons, as typed, as far as they are known."""
-    return list(dict.fromkeys(command for c in found if (command := c.manifest.get("command"))))
+    return list(dict.fromkeys(command for c in comparisons if (command := c.manifest.get("command"))))
 
 
 def _title(candidates: Sequence[str], baselines: Sequence[Run], texts: str, *, of_paths: bool) -> str:
@@ -194,8 +194,8 @@ def notebook_html(value: Any) -> str | None:
     if isinstance(value, Run):
         blocks: Sequence[Block] = [run_facts(value)]
     elif isinstance(value, Comparison | Comparisons):
-        found = [value] if isinstance(value, Comparison) else list(value)
-        blocks = [comparison_table(found), *comparison_notes(found)]
+        comparisons = [value] if isinstance(value, Comparison) else list(value)
+        blocks = [comparison_table(comparisons), *comparison_notes(comparisons)]
     else:
         shown = (page.blocks for page in result_pages() if page.blocks is not None and isinstance(value, page.shows))
         if (make := next(shown, None)) is None:
@@ -227,29 +227,29 @@ def report(path: str | Path, *found: Any, **details: Any) -> Path | str:
     return output.where
 
 
-def _page(path: str, found: Sequence[Any], details: Mapping[str, Any]) -> str:
+def _page(path: str, results: Sequence[Any], details: Mapping[str, Any]) -> str:
     parts = offered_parts()
     for name in details:
         if not any(name in part.arguments for part in parts):
             raise UnknownArgumentError(f"report has no argument {name}", fix="leave it out")
-    if found and all(isinstance(one, str | Path) for one in found):
-        names = list(map(str, found))
+    if results and all(isinstance(result, str | Path) for result in results):
+        names = list(map(str, results))
         if (shown := report_input(names)) is not None:
             return shown.render(names, path)
     for page in result_pages():
-        own = [one for one in found if isinstance(one, page.shows)]
-        if own:
-            if len(own) < len(found) or (len(own) > 1 and not page.several):
+        page_results = [result for result in results if isinstance(result, page.shows)]
+        if page_results:
+            if len(page_results) < len(results) or (len(page_results) > 1 and not page.several):
                 raise InputError(page.refusal[0], fix=page.refusal[1])
-            return page.render(own)
-    comparisons = [f for f in found if isinstance(f, Comparison)]
-    runs = [f for f in found if isinstance(f, Run)]
-    if len(comparisons) + len(runs) < len(found):
-        other = next(f for f in found if not isinstance(f, Comparison | Run))
-        what = f"found is of the type {type(other).__name__}, which no report shows"
-        raise InputError(what, fix="give comparisons or runs, or names of files of records")
+            return page.render(page_results)
+    comparisons = [f for f in results if isinstance(f, Comparison)]
+    runs = [f for f in results if isinstance(f, Run)]
+    if len(comparisons) + len(runs) < len(results):
+        other = next(f for f in results if not isinstance(f, Comparison | Run))
+        problem = f"found is of the type {type(other).__name__}, which no report shows"
+        raise InputError(problem, fix="give comparisons or runs, or names of files of records")
     beside = []
     for part in parts:
-        given = {name: value for name, value in details.items() if name in part.arguments and value}
-        beside += [part.make(comparisons, **given)] if given and comparisons else []
+        arguments = {name: value for name, value in details.items() if name in part.arguments and value}
+        beside += [part.make(comparisons, **arguments)] if arguments and comparisons else []
     return render(comparisons, runs=runs, beside=beside)

@@ -47,13 +47,13 @@ def worst_view(comparisons: Sequence[Comparison], alone: Sequence[Run]) -> int:
     """The number of the view that the page opens with: the candidate that lost most, or the most surprised run."""
     if not comparisons:
         metrics = [run.manifest.get("metrics", {}).get("mean_nll") or {} for run in alone]
-        costs = [usable(own.get("value")) for own in metrics]
+        costs = [usable(metric.get("value")) for metric in metrics]
     else:
         name = judged_by(comparisons)
         values = [usable(c.statistics().get(name)) for c in comparisons]
         costs = [None if value is None else BY_NAME[name].cost(value) for value in values]
-    known = [-math.inf if cost is None else cost for cost in costs]
-    return known.index(max(known)) if known else 0
+    keys = [-math.inf if cost is None else cost for cost in costs]
+    return keys.index(max(keys)) if keys else 0
 
 
 def _notes(runs: Sequence[Run], limit: int) -> list[str]:
@@ -152,8 +152,8 @@ class _PageData:
         _, order = self.text_of(run)
 
         def stored(name: str) -> Stored | None:
-            its = getattr(run.scores, name)
-            return None if its is None else column(its[order])
+            values = getattr(run.scores, name)
+            return None if values is None else column(values[order])
 
         top = None if run.facts.top_text is None else self._words(run.facts.top_text[order])
         columns = {"logprob": stored("logprob"), "rank": stored("rank"), "topLogprob": stored("top_logprob")}
@@ -162,8 +162,8 @@ class _PageData:
         return len(self.scores) - 1
 
     def _words(self, texts: Sequence[str] | npt.NDArray[np.object_]) -> Stored:
-        words = self.words
-        return column(np.fromiter((words.setdefault(str(t), len(words)) for t in texts), np.int64, len(texts)))
+        indices = self.words
+        return column(np.fromiter((indices.setdefault(str(t), len(indices)) for t in texts), np.int64, len(texts)))
 
 
 def column(values: npt.NDArray[Any]) -> Stored:

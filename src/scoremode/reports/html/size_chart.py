@@ -67,13 +67,13 @@ class Point:
 def size_section(comparisons: Sequence[Comparison]) -> Markup:
     """The section with one chart per measure; '' for fewer than two candidates and for variants of one size."""
     facts = [served(c) for c in comparisons]
-    if len(comparisons) < 2 or (are_variants(comparisons) and len({its.size for its in facts}) == 1):
+    if len(comparisons) < 2 or (are_variants(comparisons) and len({model.size for model in facts}) == 1):
         return Markup()
-    found = [size_chart(measure, comparisons) for measure in DRAWN]
+    charts = [size_chart(measure, comparisons) for measure in DRAWN]
     return fill(
         "size_section.html",
-        charts=[(chart, missing) for chart, missing in found if len(chart.points) > 1],
-        impossible=[(chart, missing) for chart, missing in found if len(chart.points) < 2],
+        charts=[(chart, missing) for chart, missing in charts if len(chart.points) > 1],
+        impossible=[(chart, missing) for chart, missing in charts if len(chart.points) < 2],
         groups=legend([c.name for c in comparisons], facts),
     )
 
@@ -100,31 +100,31 @@ class Charted(NamedTuple):
     link: str = ""
 
 
-def chart_of(measure: Statistic, found: Sequence[Charted]) -> tuple[SizeChart, Missing]:
+def chart_of(measure: Statistic, candidates: Sequence[Charted]) -> tuple[SizeChart, Missing]:
     """The chart of one measure, and the names that are missing from it, by reason."""
-    facts, statistics = [one.served for one in found], [one.statistics for one in found]
+    facts, statistics = [c.served for c in candidates], [c.statistics for c in candidates]
     by_bits = any(f.bits_per_weight is not None for f in facts)
     groups = list(in_groups(facts))
     name = measure.name
     points: list[Point] = []
     missing: Missing = {}
-    for number, (one, s, f) in enumerate(zip(found, statistics, facts, strict=True), start=1):
+    for number, (candidate, s, f) in enumerate(zip(candidates, statistics, facts, strict=True), start=1):
         size = f.bits_per_weight if by_bits else f.size / 2**30 if f.size else None
         value, error = usable(s.get(name)), usable(s.get(f"{name}_stderr"))
         if size is None:
-            missing.setdefault(f"{'bits per weight' if by_bits else 'size'} not known", []).append(one.name)
+            missing.setdefault(f"{'bits per weight' if by_bits else 'size'} not known", []).append(candidate.name)
         elif value is None or not has_place(measure, value):
-            missing.setdefault(one.why_missing, []).append(one.name)
+            missing.setdefault(candidate.why_missing, []).append(candidate.name)
         else:
             stderr = measure.factor * error if error is not None and 0 < error <= LARGEST else None
             shown = " ".join(rounded(s.get(name), s.get(f"{name}_stderr"), percent=measure.percent)).strip()
-            said = f"{one.name}: {size:.2f} {'bits per weight' if by_bits else 'GiB'}, {measure.choice} {shown}"
-            said += f" ({f.line})" if f.line else ""
+            label = f"{candidate.name}: {size:.2f} {'bits per weight' if by_bits else 'GiB'}, {measure.choice} {shown}"
+            label += f" ({f.line})" if f.line else ""
             mark = groups.index(f.group) if len(groups) > 1 else number - 1
             at = mark, size, measure.factor * value, stderr
-            points.append(Point(number, one.name, said, *at, one.link))
-    known = [usable(s.get("noise_floor_kl_mean")) for s in statistics] if name == "kl_mean" else []
-    floors = [floor for floor in known if floor is not None and 0 <= floor <= LARGEST]
+            points.append(Point(number, candidate.name, label, *at, candidate.link))
+    noise = [usable(s.get("noise_floor_kl_mean")) for s in statistics] if name == "kl_mean" else []
+    floors = [floor for floor in noise if floor is not None and 0 <= floor <= LARGEST]
     return SizeChart(points, measure, "bits per weight" if by_bits else "size, GiB", floors), missing
 
 
@@ -208,20 +208,20 @@ class SizeChart:
         pieces = zip(*(re.split(r"(?<=[-_./ ])", name) for name in names), strict=False)
         same = sum(len(first) for first, *_ in takewhile(lambda alike: len(set(alike)) == 1, pieces))
         for texts in (names, [f"…{name[same:]}" for name in names]) if len(names) <= MOST_NAMES else ():
-            if len(found := self._beside(texts, 6.7, 11)) == len(names):
-                return found
+            if len(positions := self._beside(texts, 6.7, 11)) == len(names):
+                return positions
         return []
 
     @cached_property
     def numbers(self) -> list[tuple[float, float, str]]:
         """Where the number of each mark stands; they may cover others if there is no room."""
         texts = [str(point.number) for point in self.points]
-        found, usual = self._beside(texts, 11, 16), zip(self.places, texts, strict=True)
-        return found if len(found) == len(texts) else [(x + 9, y - 5, text) for (x, y), text in usual]
+        positions, usual = self._beside(texts, 11, 16), zip(self.places, texts, strict=True)
+        return positions if len(positions) == len(texts) else [(x + 9, y - 5, text) for (x, y), text in usual]
 
     def _beside(self, texts: Sequence[str], letter: float, height: float) -> list[tuple[float, float, str]]:
         """Where texts begin so that none covers a mark or another text, without those that have no room."""
-        found, taken = list[tuple[float, float, str]](), [(x - 7, y - 7, x + 7, y + 7) for x, y in self.places]
+        positions, taken = list[tuple[float, float, str]](), [(x - 7, y - 7, x + 7, y + 7) for x, y in self.places]
         if (level := self._level()) is not None:
             taken.append((FRAME.x(1) - letter * len(level[1]), level[0] - 16, FRAME.x(1), level[0]))
         for text, (x, y) in zip(texts, self.places, strict=True):
@@ -230,10 +230,10 @@ class SizeChart:
                 end, top, bottom = left + letter * len(text), base - height, base + 3
                 inside = FRAME.left < left and end < FRAME.width and top > 14 and bottom < FRAME.y(0)
                 if inside and not any(left < e and b < end and top < d and u < bottom for b, u, e, d in taken):
-                    found.append((left, base, text))
+                    positions.append((left, base, text))
                     taken.append((left, top, end, bottom))
                     break
-        return found
+        return positions
 
     def drawing(self, title: str) -> Markup:
         corners = [self.places[i] for i in self.front]

@@ -43,10 +43,10 @@ def visible(text: object) -> str:
     >>> visible("a" + chr(0) + chr(0x202E) + "b")
     'a␀⟨U+202E⟩b'
     """
-    given = str(text)
-    if given.isascii() and given.isprintable():
-        return given
-    return "".join(map(_visible_character, given))
+    string = str(text)
+    if string.isascii() and string.isprintable():
+        return string
+    return "".join(map(_visible_character, string))
 
 
 def _visible_character(c: str) -> str:

@@ -41,18 +41,18 @@ class RecordsOutput:
             if isinstance(folder, Path):  # what lies behind a URI is looked at when it is written
                 check_output(folder / NAME, "--out", RECORD_FILE, made_later=folder, in_run=True)
 
-    def write(self, found: Sequence[Comparison], folders: Folders, place: str | Path | None) -> None:
+    def write(self, comparisons: Sequence[Comparison], folders: Folders, place: str | Path | None) -> None:
         from scoremode.core.disk.uri import located
         from scoremode.core.verbs.outputs import write_files
         from scoremode.reports.publish import RECORD_FILE, record_files
 
         # a run that was finished before lies elsewhere: its folder is not ours to write
-        runs = [None if c.path is None or folders.out is None else located(c.path) for c in found]
-        own = [run if run is not None and str(run.parent) == str(folders.out) else None for run in runs]
-        if place is None and not any(own):
+        runs = [None if c.path is None or folders.out is None else located(c.path) for c in comparisons]
+        paths = [run if run is not None and str(run.parent) == str(folders.out) else None for run in runs]
+        if place is None and not any(paths):
             return
-        files = record_files(found)
-        beside_runs = {run / NAME: text for run, text in zip(own, files.values(), strict=True) if run is not None}
+        files = record_files(comparisons)
+        beside_runs = {run / NAME: text for run, text in zip(paths, files.values(), strict=True) if run is not None}
         write_files(beside_runs, "--out", RECORD_FILE, in_run=True, fresh=folders.fresh)
         if place is not None:
             texts = {Path(place, name): text for name, text in files.items()}
@@ -83,8 +83,8 @@ class RecordsInput:
         if parsed.columns is not None or parsed.worst:
             raise OptionError("--columns and --worst are about runs", fix="leave them out: these are records")
         if page is None:
-            found = grouped(read(names))
-            show(parsed, lambda: facts(found), lambda: blocks(found))
+            listing = grouped(read(names))
+            show(parsed, lambda: facts(listing), lambda: blocks(listing))
             return
         check_report(page)  # before records are read
         html = self.render(names, page)

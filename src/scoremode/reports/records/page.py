@@ -30,26 +30,24 @@ MOST_IN_BAR = 8  # groups that the bar at the top links to
 
 def render(records: Sequence[Record], page: str) -> str:
     """The page as HTML; ``page`` is the file it will be written to."""
-    found = grouped(records)
+    listing = grouped(records)
     folder = "." if is_uri(page) else os.path.dirname(page) or "."
-    sections = {f"group-{i}": f"Group {i}" for i in range(1, min(len(found.groups), MOST_IN_BAR) + 1)}
+    sections = {f"group-{i}": f"Group {i}" for i in range(1, min(len(listing.groups), MOST_IN_BAR) + 1)}
     return fill_page(
         "records.html",
-        about=[one.about for one in records],
+        about=[record.about for record in records],
         title=f"{counted(len(records), 'records')} of comparisons",
-        sections={**sections, **({"changed": "Changed"} if found.changed else {})},
-        groups=[_shown(group, folder) for group in found.groups],
-        changed=[(one, _link(one, folder)) for one in found.changed],
+        sections={**sections, **({"changed": "Changed"} if listing.changed else {})},
+        groups=[_shown(group, folder) for group in listing.groups],
+        changed=[(record, _link(record, folder)) for record in listing.changed],
         why=CHANGED,
     )
 
 
 def _shown(group: Group, folder: str) -> dict[str, object]:
-    links, facts = [_link(one, folder) for one in group.records], [one.served for one in group.records]
+    links, facts = [_link(record, folder) for record in group.records], [record.served for record in group.records]
     each = zip(distinct_names(group.records), group.records, links, strict=True)
-    charted = [
-        Charted(name, one.its.statistics, one.served, one.its.kl_missing or "no KL", link) for name, one, link in each
-    ]
+    charted = [Charted(name, r.its.statistics, r.served, r.its.kl_missing or "no KL", link) for name, r, link in each]
     chart, missing = chart_of(BY_NAME["kl_mean"], charted)
     made_by, *others = group_notes(group)
     return {

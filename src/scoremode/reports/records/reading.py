@@ -127,34 +127,34 @@ def read(files: Sequence[str]) -> list[Record]:
 
 def _read(file: str) -> Record:
     try:
-        found = read_object(Path(file), constants=True, most=LARGEST)
+        fields = read_object(Path(file), constants=True, most=LARGEST)
     except ValueError as error:
         raise InputError(f"{file} is not a record ({harmless(str(error))})", fix=FIX) from None
     except OSError as error:
         raise InputError(f"{file} cannot be read ({error.strerror})", fix=FIX) from None
-    if "schema_version" in found and "teacher" in found:
-        return _of_mlx_kld(file, found)
-    if found.get("record") != RECORD:
-        fix = FIX if found.get("record") is None else "give records of this version's, or install a newer scoremode"
+    if "schema_version" in fields and "teacher" in fields:
+        return _of_mlx_kld(file, fields)
+    if fields.get("record") != RECORD:
+        fix = FIX if fields.get("record") is None else "give records of this version's, or install a newer scoremode"
         raise InputError(f"{file} is not a record of version {RECORD}", fix=fix)
-    if wrong := unusable_field(found, Form):
+    if wrong := unusable_field(fields, Form):
         raise InputError(f"{file} is not a record (no usable {harmless(wrong)})", fix=FIX)
-    return _record(file, msgspec.convert(found, Form), changed=not is_sealed(found), about=about_record(found))
+    return _record(file, msgspec.convert(fields, Form), changed=not is_sealed(fields), about=about_record(fields))
 
 
-def _record(file: str, its: Form, *, changed: bool, about: object) -> Record:
-    by = its.baseline_served
-    how = {"engine": by.engine, "dtype": its.baseline_dtype, "K/V cache": by.kv_cache, **its.baseline_settings}
+def _record(file: str, form: Form, *, changed: bool, about: object) -> Record:
+    by = form.baseline_served
+    how = {"engine": by.engine, "dtype": form.baseline_dtype, "K/V cache": by.kv_cache, **form.baseline_settings}
     must_agree = {
-        "tool": its.tool,
-        "text": its.corpus_sha256,
-        "plan": its.plan_digest,
-        "baseline": its.baseline_sha256,
-        "vocabulary": its.vocabulary,
+        "tool": form.tool,
+        "text": form.corpus_sha256,
+        "plan": form.plan_digest,
+        "baseline": form.baseline_sha256,
+        "vocabulary": form.vocabulary,
         **{f"{OF_BASELINE}{name}": str(value) for name, value in how.items() if value is not None},
     }
-    served = served_manifest({**msgspec.structs.asdict(its), "model_format": its.format})
-    return Record(readable(file), its, served, must_agree, changed, file, about)
+    served = served_manifest({**msgspec.structs.asdict(form), "model_format": form.format})
+    return Record(readable(file), form, served, must_agree, changed, file, about)
 
 
 # ── mlx-kld ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -197,58 +197,58 @@ class MlxKldForm(msgspec.Struct):
     scorer_version: Name
 
 
-def _of_mlx_kld(file: str, found: dict[str, Any]) -> Record:
-    found.pop("kld_histogram", None)  # its last edge may be Infinity, and it is not used
-    wrong = "schema_version" if found["schema_version"] != 1 else unusable_field(found, MlxKldForm)
+def _of_mlx_kld(file: str, fields: dict[str, Any]) -> Record:
+    fields.pop("kld_histogram", None)  # its last edge may be Infinity, and it is not used
+    wrong = "schema_version" if fields["schema_version"] != 1 else unusable_field(fields, MlxKldForm)
     if wrong:
         raise InputError(f"{file} is not a record of mlx-kld's schema 1 (no usable {harmless(wrong)})", fix=FIX)
-    its = msgspec.convert(found, MlxKldForm)
-    c, floor = its.calibration, usable(its.kld.get("floor_mean"))
-    said, window = "not said" if floor is None else f"{floor:.2g} nats", c.score_window or "not said"
+    form = msgspec.convert(fields, MlxKldForm)
+    c, floor = form.calibration, usable(form.kld.get("floor_mean"))
+    limit, window = "not said" if floor is None else f"{floor:.2g} nats", c.score_window or "not said"
     recipe = f"{c.num_samples} sequences of {c.max_seq_len} tokens, seed {c.seed}, window {window}"
-    (teacher, commit), tool, _, version = _named(its.teacher.path), *its.scorer_version.partition(" ")
+    (teacher, commit), tool, _, version = _named(form.teacher.path), *form.scorer_version.partition(" ")
     made = Form(
         tool=tool,
         scoremode=version,
         written="",
-        name=_named(its.student.path)[0],
+        name=_named(form.student.path)[0],
         model_sha256=None,
         baseline=teacher,
         baseline_sha256=teacher,
         baseline_served=Served("mlx"),
-        baseline_dtype=its.teacher.precision,
+        baseline_dtype=form.teacher.precision,
         baseline_device=None,
-        baseline_settings={"revision": its.teacher.revision or commit},
+        baseline_settings={"revision": form.teacher.revision or commit},
         baseline_versions={},
         corpus=c.corpus,
         corpus_sha256=c.corpus_tokens_hash or f"{c.corpus}, no hash",
         method=recipe,
         method_settings={},
         plan_digest=f"{recipe}, top {c.top_k}",
-        vocabulary=its.teacher.tokenizer_hash,
+        vocabulary=form.teacher.tokenizer_hash,
         dtype=None,
         device=None,
         settings={},
         versions={},
-        format=its.student.format,
+        format=form.student.format,
         engine=None,
-        bits_per_weight=its.student.effective_bpw,
-        weight_bytes=its.student.size_bytes,
+        bits_per_weight=form.student.effective_bpw,
+        weight_bytes=form.student.size_bytes,
         emulated_bytes=None,
         command="",
-        sentence=f"the floor of its KL: {said}",
+        sentence=f"the floor of its KL: {limit}",
         kl_missing=None,
         notes=[],
         statistics={
-            "kl_mean": its.kld.get("mean"),
-            "kl_mean_stderr": its.kld.get("se"),
-            "same_top": its.agreement.get("top1"),
-            "targets": its.tokens_scored,
+            "kl_mean": form.kld.get("mean"),
+            "kl_mean_stderr": form.kld.get("se"),
+            "same_top": form.agreement.get("top1"),
+            "targets": form.tokens_scored,
         },
         limits=f"measured by mlx-kld: KL over the {c.top_k:,} likeliest ids of the baseline and an even rest, whose "
-        f"floor ({said}) hides smaller differences; baselines are equal by name, not by proof, and nothing is sealed",
+        f"floor ({limit}) hides smaller differences; baselines are equal by name, not by proof, and nothing is sealed",
     )
-    return _record(file, made, changed=False, about=[tool, its.student.path, teacher, recipe])
+    return _record(file, made, changed=False, about=[tool, form.student.path, teacher, recipe])
 
 
 def _named(path: str) -> tuple[str, str]:
@@ -258,8 +258,8 @@ def _named(path: str) -> tuple[str, str]:
     (('org/name', 'abc'), ('org/name', ''), ('name', ''))
     """
     path = path.rstrip("/\\") or path
-    if found := SNAPSHOT.search(path):
-        return "/".join(found[1].split("--", 1)), found[2]
+    if match := SNAPSHOT.search(path):
+        return "/".join(match[1].split("--", 1)), match[2]
     return (path if HUB_NAME.fullmatch(path) else ntpath.basename(path)), ""
 
 
@@ -272,10 +272,10 @@ class Group(NamedTuple):
 
     @property
     def title(self) -> str:
-        its = self.records[0].its
-        by = " ".join(filter(None, (its.baseline_served.engine, its.baseline_dtype)))
-        how = method_words({"method": its.method, "method_settings": its.method_settings}, brief=True)
-        return f"{its.baseline} ({by}) on {shortened(its.corpus, 200)}, {how}"
+        form = self.records[0].its
+        by = " ".join(filter(None, (form.baseline_served.engine, form.baseline_dtype)))
+        how = method_words({"method": form.method, "method_settings": form.method_settings}, brief=True)
+        return f"{form.baseline} ({by}) on {shortened(form.corpus, 200)}, {how}"
 
 
 class Grouped(NamedTuple):
@@ -286,14 +286,14 @@ class Grouped(NamedTuple):
 def grouped(records: Sequence[Record]) -> Grouped:
     """Groups records by what must agree; the group with the most records comes first."""
     together: dict[frozenset[tuple[str, str]], list[Record]] = {}
-    for one in (one for one in records if not one.changed):
-        together.setdefault(frozenset(one.must_agree.items()), []).append(one)
+    for record in (record for record in records if not record.changed):
+        together.setdefault(frozenset(record.must_agree.items()), []).append(record)
     groups, first = list[Group](), list[Record]()
     for members in sorted(together.values(), key=lambda members: -len(members)):
         members.sort(key=_by_kl)
         groups.append(Group(members, _why_apart(members[0], first)))
         first += members[:1] if len(first) < COMPARED else []
-    return Grouped(groups, [one for one in records if one.changed])
+    return Grouped(groups, [record for record in records if record.changed])
 
 
 def _by_kl(record: Record) -> tuple[bool, float]:
@@ -307,99 +307,99 @@ def _why_apart(record: Record, earlier: Sequence[Record]) -> str:
     ``earlier`` are the first records of the largest groups.
     """
     mine = record.must_agree
-    found = [
-        (number, [what for what in {**other.must_agree, **mine} if mine.get(what) != other.must_agree.get(what)])
+    differences = [
+        (number, [name for name in {**other.must_agree, **mine} if mine.get(name) != other.must_agree.get(name)])
         for number, other in enumerate(earlier, start=1)
     ]
-    if not found:
+    if not differences:
         return ""
-    number, differs = min(found, key=lambda pair: len(pair[1]))
+    number, differs = min(differences, key=lambda pair: len(pair[1]))
     differs = ["tool"] if "tool" in differs else differs  # which measures in another way, whatever else is equal
     if "text" in differs:  # a plan holds the ids of its text
-        differs = [what for what in differs if what != "plan"]
+        differs = [name for name in differs if name != "plan"]
     if (engine := f"{OF_BASELINE}engine") in differs:  # another engine has other settings
-        differs = [what for what in differs if what == engine or not what.startswith(OF_BASELINE)]
+        differs = [name for name in differs if name == engine or not name.startswith(OF_BASELINE)]
     other = earlier[number - 1].must_agree
-    said = [
-        f"{what} ({mine.get(what, 'none')}, not {other.get(what, 'none')})" if what.startswith(OF_BASELINE) else what
-        for what in differs
+    reasons = [
+        f"{name} ({mine.get(name, 'none')}, not {other.get(name, 'none')})" if name.startswith(OF_BASELINE) else name
+        for name in differs
     ]
-    return f"not comparable with group {number}: another {', another '.join(said)}"
+    return f"not comparable with group {number}: another {', another '.join(reasons)}"
 
 
 # ── what is shown ────────────────────────────────────────────────────────────────────────────────────────────────────
 def distinct_names(records: Sequence[Record]) -> list[str]:
     """The names of records, with the file where two have one name."""
-    names = Counter(one.its.name for one in records)
-    return [f"{one.its.name} ({one.file})" if names[one.its.name] > 1 else one.its.name for one in records]
+    names = Counter(r.its.name for r in records)
+    return [f"{r.its.name} ({r.file})" if names[r.its.name] > 1 else r.its.name for r in records]
 
 
-def details(its: Form) -> dict[str, str]:
+def details(form: Form) -> dict[str, str]:
     """What the page says of a record behind a click."""
-    found = {
-        "result": its.sentence,
-        "command": its.command,
-        "model sha256": its.model_sha256 or "",
-        "dtype": its.dtype or "",
-        "device": its.device or "",
-        "settings": pairs(its.settings),
-        "versions": pairs(its.versions),
-        "notes": "; ".join(its.notes),
-        "written": its.written,
-        "measured by": its.by,
+    fields = {
+        "result": form.sentence,
+        "command": form.command,
+        "model sha256": form.model_sha256 or "",
+        "dtype": form.dtype or "",
+        "device": form.device or "",
+        "settings": pairs(form.settings),
+        "versions": pairs(form.versions),
+        "notes": "; ".join(form.notes),
+        "written": form.written,
+        "measured by": form.by,
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in fields.items() if value}
 
 
 def group_table(group: Group, links: Sequence[str] = ()) -> Table:
     """The records of a group, one row each; ``links`` lead to their files."""
     records, names = group.records, distinct_names(group.records)
-    abouts = [(one.line or "how it was served", details(one.its)) for one in records]
+    abouts = [(record.line or "how it was served", details(record.its)) for record in records]
     rows = [Row(names[i], link=links[i] if links else "", details=abouts[i]) for i in range(len(records))]
     columns = [
-        words("format", [one.line or NOTHING for one in records], page="", leaves=1),
-        Column("bits", [size_and_bits(one.served) for one in records], page="Bits/weight, size"),
+        words("format", [record.line or NOTHING for record in records], page="", leaves=1),
+        Column("bits", [size_and_bits(record.served) for record in records], page="Bits/weight, size"),
     ]
     for statistic in (BY_NAME[name] for name in SHOWN):
-        cells = [Cell(*shown_statistic(statistic, one.its.statistics)) for one in records]
-        if any(usable(one.its.statistics.get(statistic.name)) is not None for one in records):
+        cells = [Cell(*shown_statistic(statistic, record.its.statistics)) for record in records]
+        if any(usable(record.its.statistics.get(statistic.name)) is not None for record in records):
             title = statistic.column.title if statistic.column else statistic.label
             columns.append(Column(title, cells, page=statistic.label, about=statistic.about))
-    return Table(rows, [*columns, words("record", [one.file for one in records], page="", leaves=2)])
+    return Table(rows, [*columns, words("record", [record.file for record in records], page="", leaves=2)])
 
 
 def group_notes(group: Group) -> list[Note]:
     """What to know of a group: by what it was measured, and on how much."""
     records = group.records
-    targets = sorted({int(usable(one.its.statistics.get("targets")) or 0) for one in records})
-    tools = sorted({one.its.by for one in records})
+    targets = sorted({int(usable(record.its.statistics.get("targets")) or 0) for record in records})
+    tools = sorted({record.its.by for record in records})
     made_by = f"{counted(len(records), 'records')} by {', '.join(tools)}"
     if targets != [0]:
         made_by += f", {' or '.join(f'{count:,}' for count in targets)} targets"
     versions = {
-        name: sorted({str(one.baseline_versions.get(name)) for one in records}) for name in records[0].baseline_versions
+        name: sorted({str(r.baseline_versions.get(name)) for r in records}) for name in records[0].baseline_versions
     }
-    differ = [f"{name} {', '.join(its)}" for name, its in sorted(versions.items()) if len(its) > 1]
-    said = [f"the baseline was served with different versions or devices: {'; '.join(differ)}"] if differ else []
-    return [Note(line) for line in (made_by, *said, records[0].its.limits) if line]
+    differ = [f"{name} {', '.join(values)}" for name, values in sorted(versions.items()) if len(values) > 1]
+    caution = [f"the baseline was served with different versions or devices: {'; '.join(differ)}"] if differ else []
+    return [Note(line) for line in (made_by, *caution, records[0].its.limits) if line]
 
 
-def blocks(found: Grouped) -> list[Block]:
+def blocks(listing: Grouped) -> list[Block]:
     """The groups for a terminal."""
     shown = list[Block]()
-    for number, group in enumerate(found.groups[:MOST_SHOWN], start=1):
+    for number, group in enumerate(listing.groups[:MOST_SHOWN], start=1):
         shown += [*([""] if shown else []), Note(f"group {number}: {group.title}", "bold"), group_table(group)]
         shown += [Note(group.apart, "yellow")] if group.apart else []
         shown += [Note(note.text, "dim") for note in group_notes(group)]
-    if len(found.groups) > MOST_SHOWN:
-        shown += ["", Note(f"{len(found.groups) - MOST_SHOWN:,} smaller groups are only in a page (-o) or in --json")]
-    if found.changed:
-        named = ", ".join(f"{one.file} ({one.its.name})" for one in found.changed)
-        shown += ["", Note(f"{named}: {CHANGED}", "red")]
+    if len(listing.groups) > MOST_SHOWN:
+        shown += ["", Note(f"{len(listing.groups) - MOST_SHOWN:,} smaller groups are only in a page (-o) or in --json")]
+    if listing.changed:
+        names = ", ".join(f"{record.file} ({record.its.name})" for record in listing.changed)
+        shown += ["", Note(f"{names}: {CHANGED}", "red")]
     return shown
 
 
-def facts(found: Grouped) -> dict[str, Any]:
+def facts(listing: Grouped) -> dict[str, Any]:
     """The groups for machines."""
     return {
         "groups": [
@@ -410,15 +410,15 @@ def facts(found: Grouped) -> dict[str, Any]:
                 "must_agree": dict(group.records[0].must_agree),
                 "records": [
                     {
-                        "file": one.file,
-                        "name": one.its.name,
-                        "by": one.its.by,
-                        "statistics": one.its.statistics,
+                        "file": record.file,
+                        "name": record.its.name,
+                        "by": record.its.by,
+                        "statistics": record.its.statistics,
                     }
-                    for one in group.records
+                    for record in group.records
                 ],
             }
-            for group in found.groups
+            for group in listing.groups
         ],
-        "changed": [one.file for one in found.changed],
+        "changed": [record.file for record in listing.changed],
     }
