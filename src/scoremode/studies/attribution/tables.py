@@ -25,8 +25,10 @@ def attribution_blocks(attribution: Attribution) -> list[Block]:
     """The tables of all candidates."""
     blocks: list[Block] = []
     for candidate in attribution.candidates:
-        bits = f"{candidate.bits_per_weight:.2f} bits per weight"
-        title = f"{candidate.name} in {attribution.baseline}, by {attribution.by} ({bits})"
+        title = (
+            f"{candidate.name} in {attribution.baseline}, by {attribution.by} "
+            f"({candidate.bits_per_weight:.2f} bits per weight)"
+        )
         units = ordered(attribution, candidate.units)
         shown = [unit for unit in units if unit.damage.is_changed][:MOST]
         blocks.append(units_table(attribution, candidate, shown, title))

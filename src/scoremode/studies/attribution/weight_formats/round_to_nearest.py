@@ -45,8 +45,8 @@ class RoundedWeights(TensorReader):
         if not self._rounded:
             raise ModelError(f"the baseline has no matrices that {label} could round", fix="name another candidate")
         self.stored = {name: self._stored(w) if name in self._rounded else w for name, w in stored.items()}
-        exceptions = "norms and biases are" if everything else "embedding, head, norms and biases are"
-        self.notes = (f"{label} is the baseline rounded to nearest; {exceptions} unchanged",)
+        rest = "norms and biases are" if everything else "embedding, head, norms and biases are"
+        self.notes = (f"{label} is the baseline rounded to nearest; {rest} unchanged",)
 
     def read(self, name: str) -> torch.Tensor:
         weight = self._read(name).float()  # on the device of the baseline
