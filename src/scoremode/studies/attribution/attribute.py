@@ -91,8 +91,8 @@ def attribute(
     if engine and not served:
         raise OptionError(f"--engine {engine} serves none of the candidates: rtn is emulated", fix="leave --engine out")
     wanted = CompareRequest(engine, options, "transformers", None, tokenizer_name(tokenizer))
-    own, _ = assign_engines(str(baseline), served, wanted)
-    if own is None or own.plugin.name != "transformers":  # a run, or a format that another engine opens
+    settings, _ = assign_engines(str(baseline), served, wanted)
+    if settings is None or settings.plugin.name != "transformers":  # a run, or a format that another engine opens
         raise InputError(f"{baseline} has no weights to swap", fix="give a checkpoint as the baseline")
 
     def with_served(name: str, measured: CandidateDamage) -> CandidateDamage:
@@ -108,30 +108,32 @@ def attribute(
             progress=progress,
             **arguments,
         )
-        if compared.baseline.plan_digest != asked.plan.digest:
+        if compared.baseline.plan_digest != full_question.plan.digest:
             raise InputError(f"{name} was served with other windows", fix="give --context-length")
         if compared.kl is None or compared.same_first_choice is None:
             raise InputError(f"the engine of {compared.name} gives no KL", fix="leave --engine out")
         damage = cells.sums(compared.kl, compared.moved, compared.same_first_choice)
         return replace(measured, served=damage, served_by=compared.candidate.manifest["engine"])
 
-    with closing(own.prepare()) as model:
+    with closing(settings.prepare()) as model:
         if model.spread is not None:
             raise OptionError("attribute measures units in one process", fix="leave --replicas out")
-        asked = model.ask(question, progress)
-        check_fits(asked.plan, asked.subject.vocabulary, asked.subject.context_length)
+        full_question = model.ask(question, progress)
+        check_fits(full_question.plan, full_question.subject.vocabulary, full_question.subject.context_length)
         prints = {name: candidate_fingerprint(name, _token(model)) for name in names}
-        identity, cells = model.identity(asked), Cells.of(asked.plan)
+        identity, cells = model.identity(full_question), Cells.of(full_question.plan)
         with AttributionFolder(where or entry_folder("attributions", identity), identity, fresh=fresh) as folder:
-            found = _swapped(model, asked, cells, folder, prints=prints, by=by, budget=budget, progress=progress)
+            attribution = _swapped(
+                model, full_question, cells, folder, prints=prints, by=by, budget=budget, progress=progress
+            )
             if served:
                 model.close()
-            candidates_measured = tuple(map(with_served, names, found.candidates))
-            found = replace(found, baseline=short(str(baseline)), candidates=candidates_measured)
-            folder.finish({"identity": identity, **found.as_json()})
-    if write_recipe is not None and found.recipe is not None:
-        write_tools(found.recipe, write_recipe)
-    return found
+            candidates_measured = tuple(map(with_served, names, attribution.candidates))
+            attribution = replace(attribution, baseline=short(str(baseline)), candidates=candidates_measured)
+            folder.finish({"identity": identity, **attribution.as_json()})
+    if write_recipe is not None and attribution.recipe is not None:
+        write_tools(attribution.recipe, write_recipe)
+    return attribution
 
 
 def _token(model: LazyModel) -> str | None:
@@ -156,7 +158,7 @@ def _check(candidates: Sequence[str], by: str, question: Mapping[str, Any]) -> N
 
 def _swapped(
     model: LazyModel,
-    asked: Question,
+    question: Question,
     cells: Cells,
     folder: AttributionFolder,
     *,
@@ -169,22 +171,22 @@ def _swapped(
     from scoremode.engines.transformers.engine import TransformersEngine
     from scoremode.studies.attribution.engines.transformers_swaps import SwappableModel
 
-    plan, subject = asked.plan, asked.subject
+    plan, subject = question.plan, question.subject
     opened = model.engine(Work(longest=int(plan.lengths.max())), progress)
     assert isinstance(opened, TransformersEngine)
     assert subject.checkpoint is not None
     with SwappableModel(opened) as swaps:
-        own, candidates = open_candidates(
+        baseline_stored, candidates = open_candidates(
             swaps, subject.checkpoint.path, prints, name=subject.name, token=_token(model)
         )
         check_fits(plan, opened.facts.vocabulary, opened.facts.context_length)
-        units = units_of({name: one.shape for name, one in own.items()}, by, swaps.layers_name)
-        choices = Choices(candidates, own, units, str(swaps.model.config.to_dict().get("model_type", "")))
+        units = units_of({name: weight.shape for name, weight in baseline_stored.items()}, by, swaps.layers_name)
+        choices = Choices(candidates, baseline_stored, units, str(swaps.model.config.to_dict().get("model_type", "")))
         choices.check(budget)
-        folder.begin({"baseline": short(subject.name), "corpus": asked.corpus.name})
+        folder.begin({"baseline": short(subject.name), "corpus": question.corpus.name})
         measurement = SwapMeasurement(swaps, candidates, plan, cells=cells, folder=folder, progress=progress)
         measurement.measure([candidate.job(unit) for candidate in candidates for unit in (*units, None)])
-        measured = tuple(_candidate(candidate, own, units, measurement) for candidate in candidates)
+        measured = tuple(_candidate(candidate, baseline_stored, units, measurement) for candidate in candidates)
         recipe = make_recipe(budget, choices, measured, measurement) if budget else None
         announce(progress, "computing the noise floor")
         floor = noise_floor(opened, plan)
@@ -200,7 +202,7 @@ def _swapped(
         noise=None if floor.kl is None or not len(floor.kl) else float(np.mean(floor.kl)),
         noise_perturbed=floor.words,
         facts={
-            "corpus": asked.corpus.name,
+            "corpus": question.corpus.name,
             "method": plan.method,
             "method_settings": dict(plan.settings),
             "windows": len(plan),
@@ -214,7 +216,7 @@ def _swapped(
 
 
 def _candidate(
-    candidate: Candidate, own: Stored, units: Sequence[Unit], measurement: SwapMeasurement
+    candidate: Candidate, baseline_stored: Stored, units: Sequence[Unit], measurement: SwapMeasurement
 ) -> CandidateDamage:
     weights = candidate.weights.stored
     whole, *each = measurement.measure([candidate.job(unit) for unit in (None, *units)])
@@ -226,7 +228,7 @@ def _candidate(
             weights=unit.weights,
             format=formats_of(weights, unit.tensors),
             bits=stored_bits(weights, unit.tensors) / unit.weights,
-            bits_saved=stored_bits(own, unit.tensors) - stored_bits(weights, unit.tensors),
+            bits_saved=stored_bits(baseline_stored, unit.tensors) - stored_bits(weights, unit.tensors),
             damage=damage,
         )
         for unit, damage in zip(units, each, strict=True)

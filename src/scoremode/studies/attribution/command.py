@@ -42,13 +42,13 @@ class AttributeVerb(Verb):
         )
         group = parser.add_argument_group("attribution")
         flags.add(group, {"--by UNIT": BY})
-        kept = {
+        output_flags = {
             "--out DIR": "keep finished units there, not in the cache",
             "--fresh": "measure again, and replace what is there",
             **flags.REPORT,
         }
         flags.add(group, BUDGET, type=flags.amount)
-        flags.add(group, {"--write-recipe PREFIX": "write the mixture for other tools", **kept})
+        flags.add(group, {"--write-recipe PREFIX": "write the mixture for other tools", **output_flags})
         flags.add_question(parser)
         flags.add_engine(parser)
         flags.add(parser, flags.JSON)
@@ -66,7 +66,7 @@ class AttributeVerb(Verb):
 
         Budget(parsed.bits_budget, parsed.kl_budget).check(parsed.write_recipe)
         with progress_bar("swapping") as progress:
-            found = attribute(
+            attribution = attribute(
                 parsed.baseline,
                 *parsed.candidates,
                 by=parsed.by or "layer",
@@ -78,13 +78,13 @@ class AttributeVerb(Verb):
                 **flags.question(parsed),
                 **flags.model_arguments(parsed),
             )
-        show(parsed, found.as_json, lambda: attribution_blocks(found))
-        if parsed.write_recipe is not None and found.recipe is not None:
-            write_tools(found.recipe, parsed.write_recipe)
+        show(parsed, attribution.as_json, lambda: attribution_blocks(attribution))
+        if parsed.write_recipe is not None and attribution.recipe is not None:
+            write_tools(attribution.recipe, parsed.write_recipe)
         if output:
             from scoremode.studies.attribution.page import render_attribution
 
-            write_report(parsed, output, render_attribution(found))
+            write_report(parsed, output, render_attribution(attribution))
 
     def _unswapped(self, parsed: argparse.Namespace, output: Any) -> None:
         """Compares two whole models: their states between layers, or the routes of their experts."""

@@ -129,11 +129,11 @@ class DepthProfile:
         if not (out := self.out_of_line):
             return "no layer is out of line"
         first = out[0]
-        words = f"its own error is {first.own_error.value:.3g}"
+        reason = f"its own error is {first.own_error.value:.3g}"
         if first.not_finite:
-            words = f"its states are not finite in {first.not_finite:,} tokens"
+            reason = f"its states are not finite in {first.not_finite:,} tokens"
         others = f"; so are {', '.join(p.name for p in out[1:])}" if len(out) > 1 else ""
-        return f"{first.name} is out of line: {words}{others}"
+        return f"{first.name} is out of line: {reason}{others}"
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -158,22 +158,22 @@ class DepthProfile:
         }
 
 
-def out_of_line(own: Sequence[float] | Floats, not_finite: Sequence[int]) -> Bools:
+def out_of_line(own_errors: Sequence[float] | Floats, not_finite: Sequence[int]) -> Bools:
     """Which places have own errors that do not fit those of the other places.
 
     >>> out_of_line([0.001, 0.011, 0.013, 0.061, 0.012], [0] * 5).tolist()
     [False, False, False, True, False]
     """
-    values = np.where(np.asarray(not_finite) > 0, np.nan, np.asarray(own, np.float64))
-    found: Bools = np.isnan(values)
+    values = np.where(np.asarray(not_finite) > 0, np.nan, np.asarray(own_errors, np.float64))
+    outliers: Bools = np.isnan(values)
     # states that are not finite spread to all later layers: only the first place is named
-    found[np.flatnonzero(found)[1:]] = False
+    outliers[np.flatnonzero(outliers)[1:]] = False
     for index in np.flatnonzero(~np.isnan(values)):
         others = np.delete(values, index)
         others = others[~np.isnan(others)]
         usual = float(np.quantile(others, UPPER)) if len(others) else math.inf
-        found[index] = values[index] > max(HARMLESS, OUT_OF_LINE * usual)
-    return found
+        outliers[index] = values[index] > max(HARMLESS, OUT_OF_LINE * usual)
+    return outliers
 
 
 class ProfileSums:
@@ -195,29 +195,29 @@ class ProfileSums:
             expected = b if before is None else replayed[index - 1].astype(np.float64)
             update = length(b) if before is None else np.maximum(length(expected - before), SMALLEST * length(expected))
             with np.errstate(all="ignore"):  # rows that are not finite are left out below
-                own = _divided(length(a - expected), update)
+                own_error = _divided(length(a - expected), update)
                 cosine = _divided((a * b).sum(axis=1), length(a) * length(b))
             cosine[length(a - b) == 0] = 1.0  # also of two states that are zero
-            kept = finite & np.isfinite(own)  # what enters a layer may already be not finite
-            ones = np.ones(int(kept.sum()))
+            mask = finite & np.isfinite(own_error)  # what enters a layer may already be not finite
+            ones = np.ones(int(mask.sum()))
             sums["error"].add(groups[finite], length(a - b)[finite] ** 2, length(b)[finite] ** 2)
-            sums["cosine"].add(groups[kept], cosine[kept], ones)
-            sums["own"].add(groups[kept], own[kept], ones)
+            sums["cosine"].add(groups[mask], cosine[mask], ones)
+            sums["own"].add(groups[mask], own_error[mask], ones)
             before = a
 
     def places(self) -> tuple[DepthPoint, ...]:
-        found = []
+        points = []
         for index, (sums, not_finite) in enumerate(zip(self._sums, self._not_finite, strict=True)):
             error = sums["error"].estimate("positive")
             error = error if math.isnan(error.value) else square_root(error)
-            name, own = f"layer {index - 1}" if index else "embedding", sums["own"].estimate("positive")
-            found.append(DepthPoint(name, error, sums["cosine"].estimate(), own, not_finite))
-        return tuple(found)
+            name, own_error = f"layer {index - 1}" if index else "embedding", sums["own"].estimate("positive")
+            points.append(DepthPoint(name, error, sums["cosine"].estimate(), own_error, not_finite))
+        return tuple(points)
 
 
 def length(rows: Floats) -> Floats:
-    found: Floats = np.sqrt((rows**2).sum(axis=1))
-    return found
+    lengths: Floats = np.sqrt((rows**2).sum(axis=1))
+    return lengths
 
 
 def _divided(part: Floats, whole: Floats) -> Floats:
@@ -254,22 +254,22 @@ def layer_profile(
     if tokens < 1:
         raise OptionError(f"tokens={tokens} leaves nothing to compare", fix="give a number of at least 1")
     wanted = CompareRequest(engine, options, "transformers", baseline_options, tokenizer_name(tokenizer))
-    its, candidates = assign_engines(baseline, [candidate], wanted, divergence=False)
-    if its is None or not candidates or its.plugin.name != "transformers":
-        which = candidate if its is not None and its.plugin.name == "transformers" else baseline
+    settings, candidates = assign_engines(baseline, [candidate], wanted, divergence=False)
+    if settings is None or not candidates or settings.plugin.name != "transformers":
+        which = candidate if settings is not None and settings.plugin.name == "transformers" else baseline
         raise InputError(
             f"a profile of layers needs two models, the baseline in a format of Transformers, and {which} is not one",
             fix="give a checkpoint as the baseline",
         )
-    with closing(its.prepare()) as first, closing(candidates[candidate].prepare()) as second:
+    with closing(settings.prepare()) as first, closing(candidates[candidate].prepare()) as second:
         for model in (first, second):
             require(model.plugin, "layer_states", "give hidden states between layers")
             if model.spread is not None:
                 raise OptionError("hidden states between layers come from one engine", fix="leave --replicas out")
-        asked = first.ask(question, progress)
-        require_same_question(comparable_facts(asked), second.ask(question, progress), asked.tokens.ids)
-        check_fits(asked.plan, asked.subject.vocabulary, asked.subject.context_length)
-        return _profile(first, second, asked.plan, tokens, progress)
+        full_question = first.ask(question, progress)
+        require_same_question(comparable_facts(full_question), second.ask(question, progress), full_question.tokens.ids)
+        check_fits(full_question.plan, full_question.subject.vocabulary, full_question.subject.context_length)
+        return _profile(first, second, full_question.plan, tokens, progress)
 
 
 def _profile(
@@ -292,16 +292,16 @@ def _profile(
             served_states.append(states)
             tell(int(done[index]))
     with closing(_open_layers(baseline, longest, progress)) as layers:
-        sizes = [f"{own.layers:,} decoder layers of {own.width:,} numbers" for own in (layers, served)]
+        sizes = [f"{model.layers:,} decoder layers of {model.width:,} numbers" for model in (layers, served)]
         if sizes[0] != sizes[1]:
-            what = f"the baseline has {sizes[0]}, and the candidate {sizes[1]}"
-            raise EngineError(what, fix="compare models of one architecture")
+            message = f"the baseline has {sizes[0]}, and the candidate {sizes[1]}"
+            raise EngineError(message, fix="compare models of one architecture")
         sums = ProfileSums(layers.layers, kinds.count)
         for index, (window, states) in enumerate(zip(windows, served_states, strict=True)):
-            (own,), rows = layers.states([window]), window.rows
-            sums.add(groups[index], states[:, rows], own[:, rows], layers.replayed(window, states)[:, rows])
+            (baseline_states,), rows = layers.states([window]), window.rows
+            sums.add(groups[index], states[:, rows], baseline_states[:, rows], layers.replayed(window, states)[:, rows])
             tell(int(done[-1] + done[index]))
-    engines = [f"{own.facts.engine}, {own.facts.dtype}, {own.facts.device}" for own in (layers, served)]
+    engines = [f"{model.facts.engine}, {model.facts.dtype}, {model.facts.device}" for model in (layers, served)]
     return DepthProfile(
         names=(name_of(baseline), name_of(candidate)),
         engines=(engines[0], engines[1]),

@@ -71,7 +71,7 @@ def allocate(weights: Sequence[int], options: Sequence[Sequence[Option]], budget
     from scipy.optimize import LinearConstraint, milp
     from scipy.sparse import csr_array
 
-    flat = [(unit, option) for unit, own in enumerate(options) for option in own]
+    flat = [(unit, option) for unit, unit_options in enumerate(options) for option in unit_options]
     bits, damage = (np.array([getattr(option, name) for _, option in flat]) for name in ("bits", "damage"))
     total, unit = sum(weights), np.array([number for number, _ in flat])
     cost, value, limit = (bits / total, damage, budget.bits) if budget.kl is None else (damage, bits, budget.kl)
@@ -80,14 +80,14 @@ def allocate(weights: Sequence[int], options: Sequence[Sequence[Option]], budget
     left = limit * (1 + TOLERANCE) - math.fsum(least)
     if left < 0:
         lowest = f"{math.fsum(least):.4g}"
-        what = (
+        message = (
             f"--bits-budget is too small: the smallest options take {lowest} bits per weight"
             if budget.kl is None
             else f"--kl-budget is too small: the best options have a KL of {lowest}"
         )
-        raise OptionError(what, fix="raise the budget, or add candidates")
+        raise OptionError(message, fix="raise the budget, or add candidates")
     extra = cost - least[unit]
-    found = milp(
+    solution = milp(
         value * LARGE / (np.abs(value).sum() or 1.0),
         integrality=np.ones(len(flat)),
         bounds=(0, extra <= left),
@@ -97,8 +97,8 @@ def allocate(weights: Sequence[int], options: Sequence[Sequence[Option]], budget
         ],
         options={"mip_rel_gap": 0},
     )
-    assert found.x is not None, "the cheapest options are within the limit"
-    return [flat[index][1] for index in np.flatnonzero(found.x > 0.5)]
+    assert solution.x is not None, "the cheapest options are within the limit"
+    return [flat[index][1] for index in np.flatnonzero(solution.x > 0.5)]
 
 
 # ── from units to a mixture that was measured ────────────────────────────────────────────────────────────────────────
@@ -116,9 +116,9 @@ class Choices:
         options = []
         for unit in self.units:
             options.append([Option(BASELINE, stored_bits(self.own, unit.tensors), 0.0)])
-            for one in self.candidates:
-                job = one.job(unit)
-                options[-1].append(Option(one.name, stored_bits(one.weights.stored, unit.tensors), kl(job)))
+            for candidate in self.candidates:
+                job = candidate.job(unit)
+                options[-1].append(Option(candidate.name, stored_bits(candidate.weights.stored, unit.tensors), kl(job)))
                 if not math.isfinite(options[-1][-1].damage):
                     raise OptionError(f"the KL of {job.words} is not finite", fix="leave the candidate out")
         return allocate([unit.weights for unit in self.units], options, budget)
@@ -137,29 +137,29 @@ def make_recipe(
     if not cells.targets[cells.half == 1].sum():
         raise InputError("one window cannot be divided into two halves for a recipe", fix="give a longer text")
     picked = choices.allocate(budget, lambda job: cells.mean(measurement.measure([job])[0].kl, SEEN).value)
-    by_name = {one.name: one for one in choices.candidates}
+    by_name = {candidate.name: candidate for candidate in choices.candidates}
     taken = {
         tensor: by_name.get(option.name)
         for unit, option in zip(choices.units, picked, strict=True)
         for tensor in unit.tensors
     }
-    swapped = {tensor: one for tensor, one in taken.items() if one is not None}
-    number = record_number("mixture", *(f"{tensor} {one.fingerprint}" for tensor, one in swapped.items()))
-    job = Job("the mixture", {tensor: one.name for tensor, one in swapped.items()}, number)
-    stored = {t: choices.own[t] if one is None else one.weights.stored[t] for t, one in taken.items()}
+    swapped = {tensor: candidate for tensor, candidate in taken.items() if candidate is not None}
+    number = record_number("mixture", *(f"{tensor} {candidate.fingerprint}" for tensor, candidate in swapped.items()))
+    job = Job("the mixture", {tensor: candidate.name for tensor, candidate in swapped.items()}, number)
+    stored = {t: choices.own[t] if candidate is None else candidate.weights.stored[t] for t, candidate in taken.items()}
     return Recipe(
         budget=budget.words,
         chosen={unit.name: option.name for unit, option in zip(choices.units, picked, strict=True)},
         bits_per_weight=math.fsum(option.bits for option in picked) / sum(unit.weights for unit in choices.units),
         predicted=math.fsum(option.damage for option in picked),
         damage=measurement.measure([job])[0],
-        uniform=tuple(sorted(uniform, key=lambda one: one.bits_per_weight)),
+        uniform=tuple(sorted(uniform, key=lambda candidate: candidate.bits_per_weight)),
         written=write_recipes(choices.model_type, stored),
     )
 
 
 def write_tools(recipe: Recipe, prefix: str) -> None:
-    texts = {user_path(f"{prefix}{one.suffix}"): one.text for one in recipe.written}
+    texts = {user_path(f"{prefix}{tool.suffix}"): tool.text for tool in recipe.written}
     made = write_files(texts, FLAG, NEVER_REPLACED)
     print_line(
         f"scoremode: recipes written to {', '.join(map(str, made))}; tools round in their own ways: measure again"

@@ -84,10 +84,10 @@ class Cells:
         """The mean over all targets, or over those of one half of the windows, with its error over groups."""
         used = (self.targets > 0) if half is None else (self.targets > 0) & (self.half == HALVES.index(half))
         numbers, index = np.unique(self.group[used], return_inverse=True)
-        found = GroupSums(len(numbers))
-        found.add(index, sums[used], self.weight[used])
-        found.n = int(self.targets[used].sum())
-        return found.estimate(within)
+        group_sums = GroupSums(len(numbers))
+        group_sums.add(index, sums[used], self.weight[used])
+        group_sums.n = int(self.targets[used].sum())
+        return group_sums.estimate(within)
 
     def statistics(self, damage: Damage) -> dict[str, Estimate]:
         """The means that every damage has."""
@@ -100,7 +100,7 @@ class Cells:
 
 def fields_of(estimates: Mapping[str, Estimate | None]) -> dict[str, float | None]:
     """Estimates as fields for JSON, each with its error and bounds."""
-    return {field: value for name, one in estimates.items() for field, value in with_error_fields(name, one).items()}
+    return {field: value for name, e in estimates.items() for field, value in with_error_fields(name, e).items()}
 
 
 # ── results ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -173,7 +173,7 @@ class Recipe:
 
     def rival(self) -> CandidateDamage | None:
         """The smallest uniform candidate that is not smaller than the mixture."""
-        return next((one for one in self.uniform if one.bits_per_weight >= self.bits_per_weight * SMALLER), None)
+        return next((other for other in self.uniform if other.bits_per_weight >= self.bits_per_weight * SMALLER), None)
 
     def difference(self, cells: Cells, other: CandidateDamage) -> Estimate:
         """KL of the mixture minus that of a uniform candidate, on held-out windows: below 0, the mixture is better."""
@@ -183,11 +183,11 @@ class Recipe:
         rival = self.rival()
         if rival is None:
             return "no uniform candidate is as large as the mixture, so it has no rival"
-        found = self.difference(cells, rival)
-        named = f"{rival.name} ({rival.bits_per_weight:.2f} bits per weight) on held-out windows"
-        if found.value >= 0:
-            return f"the mixture of {self.bits_per_weight:.2f} bits per weight does not beat {named}"
-        return f"the mixture beats {named}, {'surely' if found.high is not None and found.high < 0 else 'not surely'}"
+        gap = self.difference(cells, rival)
+        rival_text = f"{rival.name} ({rival.bits_per_weight:.2f} bits per weight) on held-out windows"
+        if gap.value >= 0:
+            return f"the mixture of {self.bits_per_weight:.2f} bits per weight does not beat {rival_text}"
+        return f"the mixture beats {rival_text}, {'surely' if gap.high is not None and gap.high < 0 else 'not surely'}"
 
     def as_json(self, cells: Cells) -> dict[str, Any]:
         return {
@@ -198,15 +198,15 @@ class Recipe:
             "verdict": self.verdict(cells),
             "uniform": [
                 {
-                    "name": one.name,
-                    "bits_per_weight": one.bits_per_weight,
-                    **with_error_fields("kl", cells.mean(one.whole.kl, HELD_OUT, within="positive")),
-                    **with_error_fields("difference", self.difference(cells, one)),
+                    "name": candidate.name,
+                    "bits_per_weight": candidate.bits_per_weight,
+                    **with_error_fields("kl", cells.mean(candidate.whole.kl, HELD_OUT, within="positive")),
+                    **with_error_fields("difference", self.difference(cells, candidate)),
                 }
-                for one in self.uniform
+                for candidate in self.uniform
             ],
             "chosen": self.chosen,
-            "tools": [{name: getattr(one, name) for name in ("tool", "suffix", "command")} for one in self.written],
+            "tools": [{name: getattr(tool, name) for name in ("tool", "suffix", "command")} for tool in self.written],
         }
 
 
@@ -249,7 +249,7 @@ class Attribution:
     @typed
     def account(self, candidate: CandidateDamage) -> Account:
         cells, whole, served = self.cells, candidate.whole.kl, candidate.served
-        parts = np.sum([np.zeros(len(cells.weight)), *(one.damage.kl for one in candidate.units)], axis=0)
+        parts = np.sum([np.zeros(len(cells.weight)), *(unit.damage.kl for unit in candidate.units)], axis=0)
         with np.errstate(invalid="ignore"):  # an infinite KL minus another is not known
             interaction = cells.mean(whole - parts)
             rest = None if served is None else cells.mean(served.kl - whole)
@@ -276,7 +276,7 @@ class Attribution:
             "noise_kl_mean": self.noise,
             "noise_perturbed": self.noise_perturbed,
             "notes": list(self.notes),
-            "candidates": [self._candidate_json(one, self.account(one)) for one in self.candidates],
+            "candidates": [self._candidate_json(candidate, self.account(candidate)) for candidate in self.candidates],
             **({} if self.recipe is None else {"recipe": self.recipe.as_json(self.cells)}),
         }
 
@@ -291,23 +291,23 @@ class Attribution:
             "served_by": candidate.served_by,
             "units": [
                 {
-                    "unit": one.name,
-                    "layer": one.layer,
-                    "kind": one.kind,
-                    "weights": one.weights,
-                    "format": one.format,
-                    "bits": one.bits,
-                    "bits_saved": one.bits_saved,
-                    "changed": one.damage.is_changed,
-                    **self.statistics(one.damage),
-                    "share": self.share(one, account),
-                    **with_error_fields("kl_per_gigabit", self.kl_per_gigabit(one)),
+                    "unit": unit.name,
+                    "layer": unit.layer,
+                    "kind": unit.kind,
+                    "weights": unit.weights,
+                    "format": unit.format,
+                    "bits": unit.bits,
+                    "bits_saved": unit.bits_saved,
+                    "changed": unit.damage.is_changed,
+                    **self.statistics(unit.damage),
+                    "share": self.share(unit, account),
+                    **with_error_fields("kl_per_gigabit", self.kl_per_gigabit(unit)),
                 }
-                for one in candidate.units
+                for unit in candidate.units
             ],
         }
 
 
-def ordered(found: Attribution, units: Sequence[UnitDamage]) -> list[UnitDamage]:
+def ordered(attribution: Attribution, units: Sequence[UnitDamage]) -> list[UnitDamage]:
     """Units by their KL, the largest first; of equal ones, those with other weights."""
-    return sorted(units, key=lambda one: (-found.kl(one).value, not one.damage.is_changed))
+    return sorted(units, key=lambda unit: (-attribution.kl(unit).value, not unit.damage.is_changed))

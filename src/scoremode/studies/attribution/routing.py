@@ -51,18 +51,18 @@ def routing(
     if engine not in (None, ENGINE):
         raise OptionError("routes of experts are read in Transformers", fix="leave --engine out")
     question, options = split_arguments(arguments, needs_text=True)
-    found, names, of_experts = list[Routes](), tuple[str, ...](), 0
+    all_routes, names, of_experts = list[Routes](), tuple[str, ...](), 0
     for model in (baseline, candidate):  # first: a dense model is refused before anything is scored
         with closing(LazyModel.named(model, ENGINE, options, tokenizer)) as lazy:
             plan = lazy.ask(question, progress).plan
             routes, names, of_experts = _routes(lazy, plan, progress)
-            found.append(routes)
+            all_routes.append(routes)
     (both,) = compare(baseline, candidate, engine=ENGINE, tokenizer=tokenizer, progress=progress, **arguments)
     assert both.kl is not None, "two models of Transformers have a KL"
     return routing_of(
         (short(baseline), short(candidate)),
         names,
-        (found[0], found[1]),
+        (all_routes[0], all_routes[1]),
         np.asarray(both.kl),
         np.asarray(both.groups),
         of_experts=of_experts,
@@ -126,7 +126,7 @@ def routing_of(
     moved, ones = np.asarray(changed.any(axis=0)), np.ones(len(kl))
     return Routing(
         names,
-        tuple((name, ratio(own, ones, groups, "share")) for name, own in zip(layers, changed, strict=True)),
+        tuple((name, ratio(row, ones, groups, "share")) for name, row in zip(layers, changed, strict=True)),
         any_changed=ratio(moved, ones, groups, "share"),
         kl=ratio(kl, ones, groups, "positive"),
         kl_changed=ratio(kl[moved], ones[moved], groups[moved], "positive"),

@@ -62,8 +62,8 @@ class Candidate:
     def job(self, unit: Unit | None) -> Job:
         """The job of a unit, or of all weights."""
         tensors = tuple(self.weights.stored) if unit is None else unit.tensors
-        words = f"{'all weights' if unit is None else unit.name} of {self.weights.label}"
-        return Job(words, dict.fromkeys(tensors, self.name), record_number(self.fingerprint, *tensors))
+        description = f"{'all weights' if unit is None else unit.name} of {self.weights.label}"
+        return Job(description, dict.fromkeys(tensors, self.name), record_number(self.fingerprint, *tensors))
 
 
 def record_number(*parts: str) -> int:
@@ -82,20 +82,22 @@ def open_candidates(
 
     def opened() -> tuple[Stored, dict[str, CandidateWeights]]:
         shapes = {name: tuple(p.shape) for name, p in swaps.parameters.items()}
-        own = open_weights(str(checkpoint), shapes, config=config).stored
+        stored = open_weights(str(checkpoint), shapes, config=config).stored
 
-        open_one = partial(open_weights, baseline=shapes, config=config, token=token, baseline_stored=own)
-        return own, {one: open_one(one, read_baseline=lambda name: swaps.parameters[name].data) for one in prints}
+        open_one = partial(open_weights, baseline=shapes, config=config, token=token, baseline_stored=stored)
+        return stored, {
+            label: open_one(label, read_baseline=lambda name: swaps.parameters[name].data) for label in prints
+        }
 
     try:
-        own, found = opened()
+        stored, weights_by_name = opened()
     except OwnHeadError:
         swaps.untie_head()
         swaps.notes.append(UNTIED.format(name))
         # the embedding of a tied baseline is its head too, so what was measured for it holds for that alone
         mark = " beside a head"
-        own, found = opened()
-    return own, [Candidate(one, prints[one] + mark, weights) for one, weights in found.items()]
+        stored, weights_by_name = opened()
+    return stored, [Candidate(label, prints[label] + mark, weights) for label, weights in weights_by_name.items()]
 
 
 @dataclass(slots=True)
@@ -140,7 +142,7 @@ class SwapMeasurement:
 
     def _damage(self, job: Job, progress: Progress) -> Damage:
         assert self.baseline is not None
-        weights = {one.name: one.weights for one in self.candidates}
+        weights = {candidate.name: candidate.weights for candidate in self.candidates}
         try:
             with self.swaps.swapped(job.sources, lambda name: weights[job.sources[name]].tensor(name)) as changed:
                 if not changed:
@@ -175,10 +177,10 @@ def stored_bits(stored: Stored, tensors: Sequence[str]) -> float:
 
 def formats_of(stored: Stored, tensors: Sequence[str]) -> str:
     """The formats of a unit's matrices, most weights first; of all its tensors if it has no matrix."""
-    own = [stored[name] for name in tensors]
+    weights = [stored[name] for name in tensors]
     sizes = Counter[str]()
-    for one in [one for one in own if len(one.shape) > 1] or own:
-        sizes[one.format] += math.prod(one.shape)
+    for weight in [weight for weight in weights if len(weight.shape) > 1] or weights:
+        sizes[weight.format] += math.prod(weight.shape)
     return ", ".join(name for name, _ in sizes.most_common())
 
 

@@ -47,13 +47,13 @@ class WrittenRecipe:
 
 def write_recipes(model_type: str, chosen: Parameters) -> tuple[WrittenRecipe, ...]:
     """The recipes for a model of this type; llama-quantize's only if the layout of its GGUF files is known."""
-    found = [llm_compressor_recipe(chosen)]
+    recipes = [llm_compressor_recipe(chosen)]
     if model_type != "mixtral":  # whose files have other names than its parameters
-        found.append(exllamav3_recipe(chosen))
+        recipes.append(exllamav3_recipe(chosen))
     architecture = next((name for name, types in LAYOUTS.items() if model_type in types), None)
     if architecture is not None:
-        found.append(llama_quantize_recipe(architecture, chosen))
-    return tuple(found)
+        recipes.append(llama_quantize_recipe(architecture, chosen))
+    return tuple(recipes)
 
 
 def _matrices(chosen: Parameters) -> list[StoredWeight]:
@@ -65,16 +65,16 @@ def _matrices(chosen: Parameters) -> list[StoredWeight]:
 def llm_compressor_recipe(chosen: Parameters) -> WrittenRecipe:
     """The recipe; matrices that keep their numbers and, as usual, the embedding are not targets."""
     groups: dict[str, list[str]] = {}
-    kept = [name.removesuffix(".weight") for name in chosen if ROUTER.search(name)]
+    ignored_modules = [name.removesuffix(".weight") for name in chosen if ROUTER.search(name)]
     for weight in _matrices(chosen):
         if not EMBEDDING.search(weight.name):
             how = arguments_of(weight)
-            (kept if how is None else groups.setdefault(json.dumps(how), [])).extend(modules_of(weight))
+            (ignored_modules if how is None else groups.setdefault(json.dumps(how), [])).extend(modules_of(weight))
     numbered = {
         f"group_{number}": {"weights": json.loads(weights), "targets": patterns(modules)}
         for number, (weights, modules) in enumerate(groups.items())
     }
-    modifier = {"QuantizationModifier": {"ignore": patterns(kept), "config_groups": numbered}}
+    modifier = {"QuantizationModifier": {"ignore": patterns(ignored_modules), "config_groups": numbered}}
     text = json.dumps({"quant_stage": {"quant_modifiers": modifier}}, indent=2) + "\n"  # JSON is YAML, too
     return WrittenRecipe("llm-compressor", LLM_COMPRESSOR, text, ONESHOT)
 
@@ -97,18 +97,18 @@ def arguments_of(weight: StoredWeight) -> dict[str, int | str] | None:
     >>> arguments_of(StoredWeight("w", (4, 64), 4.5, "rtn 4 bit g32"))["group_size"]
     32
     """
-    known = next((how for name, how in FLOATS.items() if weight.format.startswith(name)), None)
-    if known is not None:
-        return {"type": "float", "symmetric": True, **known}
-    found, group = INTEGERS.search(weight.format), GROUP.search(weight.format)
-    if found:
-        bits, size = int(found[1] or found[2]), int(group[1]) if group else None
+    float_arguments = next((how for name, how in FLOATS.items() if weight.format.startswith(name)), None)
+    if float_arguments is not None:
+        return {"type": "float", "symmetric": True, **float_arguments}
+    match, group = INTEGERS.search(weight.format), GROUP.search(weight.format)
+    if match:
+        bits, size = int(match[1] or match[2]), int(group[1]) if group else None
     else:  # of GGUF files: the nearest integers, and floats of 16 bits and more
         bits, size = math.floor(weight.bits), NEAREST_GROUP
         bits = min(max(bits, 2), 8) if bits < 16 else bits
     if bits >= 16:
         return None
-    is_symmetric = bool(found) and not weight.format.startswith("AWQ") and " asym" not in weight.format
+    is_symmetric = bool(match) and not weight.format.startswith("AWQ") and " asym" not in weight.format
     how: dict[str, int | str] = {"num_bits": bits, "type": "int", "symmetric": is_symmetric}
     return {**how, "strategy": "channel"} if size is None else {**how, "strategy": "group", "group_size": size}
 
@@ -176,9 +176,9 @@ def exllamav3_recipe(chosen: Parameters) -> WrittenRecipe:
         for module in modules_of(weight)
     }
     most = Counter(bits.values()).most_common(1)[0][0]
-    others = {key: own for key, own in bits.items() if own != most}
-    sources = [{"id": f"{own}bpw", "model_dir": f"model-exl3-{own}bpw"} for own in sorted(set(others.values()))]
-    overrides = [{"key": key, "source": f"{own}bpw"} for key, own in others.items()]
+    others = {key: bpw for key, bpw in bits.items() if bpw != most}
+    sources = [{"id": f"{bpw}bpw", "model_dir": f"model-exl3-{bpw}bpw"} for bpw in sorted(set(others.values()))]
+    overrides = [{"key": key, "source": f"{bpw}bpw"} for key, bpw in others.items()]
     text = CONVERSIONS.format(most=most) + json.dumps({"sources": sources, "overrides": overrides}, indent=2) + "\n"
     return WrittenRecipe("ExLlamaV3", ".exllamav3.yaml", text, RECOMPILE.format(most=most))
 

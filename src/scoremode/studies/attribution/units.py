@@ -39,18 +39,18 @@ def units_of(shapes: Mapping[str, tuple[int, ...]], by: str, layers: str = "mode
     """
     is_tied = not any(HEAD.search(name) for name in shapes)
     kinds = _kinds(shapes, layers)
-    found: dict[tuple[int | None, str | None], list[str]] = {}
+    names_by_key: dict[tuple[int | None, str | None], list[str]] = {}
     for name in shapes:
         inside, kind = name.removeprefix(f"{layers}."), kinds[name]
         layer = int(inside.split(".")[0]) if inside != name else None
         if layer is None:
             kind = _outside(name, kind, by, is_tied=is_tied)
         key = (layer if by != "kind" else None, None if by == "layer" and layer is not None else kind)
-        found.setdefault(key, []).append(name)
+        names_by_key.setdefault(key, []).append(name)
     units = []
-    for (layer, own), names in found.items():
-        words = " ".join(part for part in ("" if layer is None else f"layer {layer}", own) if part)
-        units.append(Unit(words, layer, own, tuple(names), sum(math.prod(shapes[name]) for name in names)))
+    for (layer, unit_kind), names in names_by_key.items():
+        unit_name = " ".join(part for part in ("" if layer is None else f"layer {layer}", unit_kind) if part)
+        units.append(Unit(unit_name, layer, unit_kind, tuple(names), sum(math.prod(shapes[name]) for name in names)))
     return units
 
 
@@ -70,12 +70,12 @@ def _kinds(shapes: Mapping[str, tuple[int, ...]], layers: str) -> dict[str, str]
     modules: dict[str, set[tuple[str, ...]]] = {}  # of each last name
     for path in matrices:
         modules.setdefault(path[-1], set()).add(path)
-    found = {}
+    kinds = {}
     for name, path in paths.items():
         is_shared = path in matrices and len(modules[path[-1]]) > 1
-        own = ".".join(path[-2:]) if is_shared or "experts" in path[-2:-1] else path[-1]
-        found[name] = own if path in matrices else NORMS
-    return found
+        kind = ".".join(path[-2:]) if is_shared or "experts" in path[-2:-1] else path[-1]
+        kinds[name] = kind if path in matrices else NORMS
+    return kinds
 
 
 def _path(name: str, layers: str) -> tuple[str, ...]:

@@ -56,14 +56,14 @@ def open_weights(
     if candidate.startswith(PREFIX):
         assert read_baseline is not None
         assert baseline_stored is not None
-        own = {name: baseline_stored[name] for name in baseline}
-        return CandidateWeights(candidate, RoundedWeights(candidate, own, read_baseline, model_type), baseline)
+        stored = {name: baseline_stored[name] for name in baseline}
+        return CandidateWeights(candidate, RoundedWeights(candidate, stored, read_baseline, model_type), baseline)
     if _is_gguf(candidate):
         return CandidateWeights(candidate, GgufTensors(candidate, read_gguf(candidate), baseline, model_type), baseline)
     folder = resolve(candidate, revision=None, token=token)
     if (folder / "adapter_config.json").is_file():
-        what = f"{candidate} is an adapter, which has no weights of its own to swap"
-        raise ModelError(what, fix="merge it with PEFT's merge_and_unload, and give the merged model")
+        message = f"{candidate} is an adapter, which has no weights of its own to swap"
+        raise ModelError(message, fix="merge it with PEFT's merge_and_unload, and give the merged model")
     facts = inspect(candidate, revision=None, token=token)
     text = _text_config(facts.config)
     own_type = str(text.get("model_type", ""))
@@ -83,8 +83,8 @@ def candidate_fingerprint(candidate: str, token: str | None = None) -> str:
         path = resolve(candidate, revision=None, token=token)
     if path.is_file():
         return remembered_sha256(path)
-    kept = sorted(p for p in path.iterdir() if p.suffix in (".safetensors", ".gguf", ".json") and p.is_file())
-    return hashlib.sha256("\n".join(f"{p.name} {remembered_sha256(p)}" for p in kept).encode()).hexdigest()
+    files = sorted(p for p in path.iterdir() if p.suffix in (".safetensors", ".gguf", ".json") and p.is_file())
+    return hashlib.sha256("\n".join(f"{p.name} {remembered_sha256(p)}" for p in files).encode()).hexdigest()
 
 
 def _reader(candidate: str, facts: ModelFacts) -> TensorReader:

@@ -51,8 +51,8 @@ class KldBaseline:
             raise InputError(f"{name} is a finished run, and {self.name} needs a model to compare with", fix=fix)
         return models
 
-    def _require_no_question(self, given: Mapping[str, Any]) -> None:
-        for name in given:
+    def _require_no_question(self, arguments: Mapping[str, Any]) -> None:
+        for name in arguments:
             flag = "--" + name.replace("_", "-")
             raise OptionError(f"{self.name} has its own tokens and chunks", fix=f"leave {flag} out")
 
@@ -61,30 +61,30 @@ class KldBaseline:
         self._require_no_question(question)
         require(candidate.plugin, "divergence", "be compared with a baseline")
         file = KldFile(self.name)
-        asked = _question_of(file, candidate.subject, folders)
-        run = self._run(file, asked, folders)
+        file_question = _question_of(file, candidate.subject, folders)
+        run = self._run(file, file_question, folders)
         # the effects of the baseline's 16 bits are noted with the candidate's numbers too
-        notes = (*asked.plan.notes, *(f"baseline: {note}" for note in run.manifest["model_notes"]))
-        asked = replace(asked, plan=replace(asked.plan, notes=notes))
-        yield OpenBaseline(asked, run, stored=lambda: FileBaseline(file), noise=NO_NOISE)
+        notes = (*file_question.plan.notes, *(f"baseline: {note}" for note in run.manifest["model_notes"]))
+        file_question = replace(file_question, plan=replace(file_question.plan, notes=notes))
+        yield OpenBaseline(file_question, run, stored=lambda: FileBaseline(file), noise=NO_NOISE)
 
-    def _run(self, file: KldFile, asked: Question, folders: Folders) -> Run:
-        doubts = (*_notes_on_start(file, asked.subject), *asked.corpus.notes)
+    def _run(self, file: KldFile, question: Question, folders: Folders) -> Run:
+        doubts = (*_notes_on_start(file, question.subject), *question.corpus.notes)
         announce(folders.progress, "checking the file")
         sha256 = remembered_sha256(file.path)
-        own = Subject(
+        subject = Subject(
             name=self.name,
-            tokenizer=asked.subject.tokenizer,
+            tokenizer=question.subject.tokenizer,
             fingerprint=sha256,
             vocabulary=file.layout.vocabulary,
             files={file.path.name: sha256},
         )
-        model, asked = (
-            LazyModel(ChosenEngine(BaseLogitsPlugin(file, doubts), Options(), own)),
-            replace(asked, subject=own),
+        model, question = (
+            LazyModel(ChosenEngine(BaseLogitsPlugin(file, doubts), Options(), subject)),
+            replace(question, subject=subject),
         )
-        with model.claimed(asked, folders.folder("baseline"), fresh=folders.fresh) as claim:
-            run = claim.finished or score_run(asked, model.engine(Work()), claim, folders.progress)
+        with model.claimed(question, folders.folder("baseline"), fresh=folders.fresh) as claim:
+            run = claim.finished or score_run(question, model.engine(Work()), claim, folders.progress)
         return replace(run, manifest={**run.manifest, "model": self.name})  # the file may have had another name
 
     def finished(self, question: Mapping[str, Any], folders: Folders) -> Run:

@@ -147,8 +147,8 @@ class KldFile:
             unchanged = False
         if not unchanged:
             raise RunError(f"{self.path} was changed while it was in use", fix="run the same command again")
-        found: Raw = self._mapped[chunk]
-        return found
+        records: Raw = self._mapped[chunk]
+        return records
 
 
 class FileBaseline(StoredDistributions):
@@ -167,13 +167,13 @@ class FileBaseline(StoredDistributions):
         return FileBaseline(self.file, windows)
 
     def records(self, index: int, window: Window) -> Raw:
-        found = self.file.records(index if self.chunks is None else int(self.chunks[index]))
-        assert len(found) == len(window.rows), "a record for each row"
-        return found
+        records = self.file.records(index if self.chunks is None else int(self.chunks[index]))
+        assert len(records) == len(window.rows), "a record for each row"
+        return records
 
 
-def _stamp(found: os.stat_result) -> tuple[int, ...]:
-    return found.st_size, found.st_mtime_ns, found.st_ino
+def _stamp(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def _damaged(path: str | Path, why: str) -> InputError:
@@ -190,9 +190,9 @@ def _read_layout(path: Path, header: bytes, size: int) -> KldLayout:
     if len(header) < HEADER.size:
         raise _damaged(path, "it ends in its header")
     _, context, vocabulary, chunks = HEADER.unpack(header)
-    for what, value, least in (("tokens of a chunk", context, 3), ("ids", vocabulary, 2), ("chunks", chunks, 1)):
+    for unit, value, least in (("tokens of a chunk", context, 3), ("ids", vocabulary, 2), ("chunks", chunks, 1)):
         if value < least:
-            raise _damaged(path, f"its header gives {value} as the number of {what}")
+            raise _damaged(path, f"its header gives {value} as the number of {unit}")
     layout = KldLayout(context, vocabulary, chunks)
     if size != layout.size:
         sizes = f"{chunks:,} chunks of {context:,} tokens, {vocabulary:,} ids"

@@ -27,19 +27,19 @@ def llamacpp_statistics(c: Comparison) -> dict[str, float | None]:
     n, candidate, baseline = len(c.groups), LlamacppMean(-c.cand), LlamacppMean(-c.base)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         delta_p, squared = LlamacppMean(c.delta_p), LlamacppMean(c.delta_p**2)
-        found = _perplexity(candidate, baseline, LlamacppMean(-c.cand * -c.base).mean)
+        statistics = _perplexity(candidate, baseline, LlamacppMean(-c.cand * -c.base).mean)
         if c.kl is not None:
             kl = LlamacppMean(c.kl)
-            found |= {"kld_mean": kl.mean, "kld_mean_error": kl.error, **_extremes("kld", c.kl, KLD_PERCENTILES)}
-        found |= {"delta_p_mean": delta_p.mean, "delta_p_mean_error": delta_p.error}
-        found |= _extremes("delta_p", c.delta_p, DELTA_P_PERCENTILES)
+            statistics |= {"kld_mean": kl.mean, "kld_mean_error": kl.error, **_extremes("kld", c.kl, KLD_PERCENTILES)}
+        statistics |= {"delta_p_mean": delta_p.mean, "delta_p_mean_error": delta_p.error}
+        statistics |= _extremes("delta_p", c.delta_p, DELTA_P_PERCENTILES)
         rms = math.sqrt(squared.mean)
-        found |= {"delta_p_rms": rms, "delta_p_rms_error": 0.5 / rms * squared.error if rms else math.nan}
+        statistics |= {"delta_p_rms": rms, "delta_p_rms_error": 0.5 / rms * squared.error if rms else math.nan}
         if c.same_first_choice is not None:
             same = np.count_nonzero(c.same_first_choice) / n if n else math.nan
             spread = math.sqrt(same * (1 - same) / (n - 1)) if n > 1 else math.nan
-            found |= {"same_top": same, "same_top_error": spread}
-    return {name: finite_or_none(value) for name, value in found.items()}
+            statistics |= {"same_top": same, "same_top_error": spread}
+    return {name: finite_or_none(value) for name, value in statistics.items()}
 
 
 def _perplexity(candidate: LlamacppMean, baseline: LlamacppMean, product: float) -> dict[str, float]:

@@ -55,7 +55,7 @@ class KldTarget:
     def score(self, model: LazyModel, progress: Progress | None) -> Run:
         """Score a text and write the distributions of all its targets; the run itself is returned and not stored."""
         require(model.plugin, "distributions", "give the whole distributions that a .kld file keeps")
-        asked = model.ask(self.question, progress)
+        question = model.ask(self.question, progress)
         work = _work_folder(self.output)
         if runs.is_run(work):
             settings = runs.load(work).manifest["identity"].get("settings")
@@ -65,10 +65,10 @@ class KldTarget:
                 )
             if not self.output.exists:
                 remove_files(work, WORK)  # the file was complete, and somebody removed it
-        self._require_same_text(asked.plan)
-        with model.claimed(asked, work, fresh=self.fresh, keeps="records") as claim:
+        self._require_same_text(question.plan)
+        with model.claimed(question, work, fresh=self.fresh, keeps="records") as claim:
             # a finished run: a process was killed after the file was complete
-            run = in_memory(claim.finished or self._score_records(model, asked, claim, progress))
+            run = in_memory(claim.finished or self._score_records(model, question, claim, progress))
         remove_files(work, WORK, empty=True)
         return run
 
@@ -76,13 +76,13 @@ class KldTarget:
         """Refuses to replace the distributions of another text; the file does not say of which model they are."""
         require_standing(self.output, KLD, _about_tokens(_chunk_tokens(plan)))
 
-    def _score_records(self, model: LazyModel, asked: Question, claim: runs.Claim, progress: Progress | None) -> Run:
+    def _score_records(self, model: LazyModel, question: Question, claim: runs.Claim, progress: Progress | None) -> Run:
         """Scores into a work folder, and moves the file to its place when it is complete."""
-        worker = model.engine_for(asked, progress)
-        layout = _layout(asked.plan, worker.facts.known_vocabulary)
+        worker = model.engine_for(question, progress)
+        layout = _layout(question.plan, worker.facts.known_vocabulary)
         with (
-            UnfinishedRun(asked, worker, claim, progress) as unfinished,
-            closing(KldWriter(claim.folder / RECORDS, layout, _chunk_tokens(asked.plan))) as writer,
+            UnfinishedRun(question, worker, claim, progress) as unfinished,
+            closing(KldWriter(claim.folder / RECORDS, layout, _chunk_tokens(question.plan))) as writer,
         ):
             # a chunk is on disk before the journal has its scores, unless somebody removed the file
             unfinished.forget_except(np.full(layout.chunks, not writer.is_new))
@@ -92,7 +92,7 @@ class KldTarget:
                 writer.write(index, answers.records)
                 unfinished.keep(index, answers)
             manifest = unfinished.manifest()
-            self._require_same_text(asked.plan)  # again: somebody's file may have come to lie there meanwhile
+            self._require_same_text(question.plan)  # again: somebody's file may have come to lie there meanwhile
             writer.finish(self.output.path)
             return unfinished.save(manifest)
 

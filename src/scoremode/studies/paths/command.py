@@ -40,12 +40,12 @@ class PathsVerb(Verb):
         flags.add(group, {"--vary WAYS …": ways})
         flags.add(group, {"--chunk-tokens N,…": "of chunked (default: 256)"})
         flags.add(group, {"--repeat N": "of noise and flags: passes over each setting (default: 2)"})
-        kept = {
+        output_flags = {
             "--out DIR": "keep all runs there; an interrupted one resumes",
             "--fresh": "score again even if runs are there, and replace them",
             **flags.REPORT,
         }
-        flags.add(group, kept)
+        flags.add(group, output_flags)
         flags.add(parser, flags.JSON)
 
     def run(self, parsed: argparse.Namespace) -> None:
@@ -56,29 +56,29 @@ class PathsVerb(Verb):
         vary = _read_vary(parsed.vary or [])
         output = checked_report(parsed)
         how = {**flags.question(parsed), **flags.model_arguments(parsed)}
-        kept = {name: getattr(parsed, name) for name in ("chunk_tokens", "out", "fresh")}
+        arguments = {name: getattr(parsed, name) for name in ("chunk_tokens", "out", "fresh")}
         with progress_bar("scoring") as progress:
             if isinstance(vary, dict):
-                require_none({**kept, "report": output}, "noise is computed anew, is not kept, and has no page")
+                require_none({**arguments, "report": output}, "noise is computed anew, is not kept, and has no page")
                 repeat = 2 if parsed.repeat is None else parsed.repeat
                 noisy = noise(parsed.model, vary=vary, repeat=repeat, progress=progress, **how)
             else:
                 require_none({"repeat": parsed.repeat}, "each way is compared once, with a rerun of a few windows")
-                found = paths(parsed.model, vary=vary, progress=progress, **kept, **how)
+                comparisons = paths(parsed.model, vary=vary, progress=progress, **arguments, **how)
         if isinstance(vary, dict):
             show(parsed, noisy.as_json, lambda: noise_blocks(noisy))
         else:
-            _show_paths(parsed, found, output)
+            _show_paths(parsed, comparisons, output)
 
 
-def _read_vary(given: Sequence[str]) -> list[str] | dict[str, list[Any]]:
+def _read_vary(texts: Sequence[str]) -> list[str] | dict[str, list[Any]]:
     """Reads what is varied: ways to feed a model, or settings with their values; none of these for noise alone."""
     from scoremode.core.plan.path import DECODE
     from scoremode.studies.paths.noise import may_vary, parse_vary
     from scoremode.studies.paths.paths import NOISE
 
-    settings = [text for text in given if "=" in text or text.replace("-", "_") in may_vary()]
-    ways = [way for text in given if text not in settings for way in text.split(",")]
+    settings = [text for text in texts if "=" in text or text.replace("-", "_") in may_vary()]
+    ways = [way for text in texts if text not in settings for way in text.split(",")]
     if (settings or ways) and set(ways) <= {NOISE}:
         return parse_vary(settings)
     if settings or NOISE in ways:
@@ -89,9 +89,9 @@ def _read_vary(given: Sequence[str]) -> list[str] | dict[str, list[Any]]:
 def _show_paths(parsed: argparse.Namespace, made: Sequence[Comparison], output: Any) -> None:
     from scoremode.reports.comparisons import comparison_json, summary
 
-    found = [replace(c, manifest={**c.manifest, "command": command_line()}) for c in made]
-    show(parsed, lambda: comparison_json(found), lambda: summary(found).blocks())
+    comparisons = [replace(c, manifest={**c.manifest, "command": command_line()}) for c in made]
+    show(parsed, lambda: comparison_json(comparisons), lambda: summary(comparisons).blocks())
     if output:
         from scoremode.reports.html.page import render
 
-        write_report(parsed, output, render(found))
+        write_report(parsed, output, render(comparisons))

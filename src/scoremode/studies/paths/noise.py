@@ -60,8 +60,8 @@ class Drift:
 
     def as_json(self, prefix: str) -> dict[str, float | None]:
         """The numbers by name: ``drift_max`` is of targets, ``sequence_drift_max`` of sequences."""
-        named = {f"{prefix}_{name}".replace(f"{prefix}_sequence", f"sequence_{prefix}"): name for name in asdict(self)}
-        return {key: finite_or_none(getattr(self, name)) for key, name in named.items()}
+        names = {f"{prefix}_{name}".replace(f"{prefix}_sequence", f"sequence_{prefix}"): name for name in asdict(self)}
+        return {key: finite_or_none(getattr(self, name)) for key, name in names.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +148,13 @@ def noise(
             raise OptionError(f"--{_flag(name)} is given and varied", fix=f"leave --{_flag(name)} out")
     models = []
     for setting in settings:  # what an engine would refuse is refused here, before any is opened
-        own = {**options, **{name: value for name, value in setting.items() if name != "engine"}}
-        models.append(LazyModel.named(model, setting.get("engine", engine), own, tokenizer))
+        model_options = {**options, **{name: value for name, value in setting.items() if name != "engine"}}
+        models.append(LazyModel.named(model, setting.get("engine", engine), model_options, tokenizer))
         require_path(models[-1].plugin, question.get("path"))
         models[-1].settings()
-    asked = models[0].ask(question, progress)
-    named = zip(settings, models, strict=True)
-    varied = [Variation(setting, _change(settings[0], setting), lazy, asked) for setting, lazy in named]
+    full_question = models[0].ask(question, progress)
+    pairs = zip(settings, models, strict=True)
+    varied = [Variation(setting, _change(settings[0], setting), lazy, full_question) for setting, lazy in pairs]
     return _measured(varied, repeat, progress)
 
 
@@ -171,8 +171,8 @@ def noise_of_model(
     """``Model.noise``: how far scores move from pass to pass. For other settings, see ``noise``."""
     if "vary" in question:
         raise OptionError("an open model has one setting", fix="use sm.noise(MODEL, vary=…)")
-    asked = model.ask(check_question(question, needs_text=True), progress)
-    return _measured([Variation({}, "", model, asked)], repeat, progress, keep_open=True)
+    full_question = model.ask(check_question(question, needs_text=True), progress)
+    return _measured([Variation({}, "", model, full_question)], repeat, progress, keep_open=True)
 
 
 NOISE_METHOD = ModelMethod("noise", noise_of_model)
@@ -191,12 +191,12 @@ def parse_vary(texts: Sequence[str]) -> dict[str, list[Any]]:
     >>> parse_vary(["batch-tokens=512,2048"])
     {'batch_tokens': [512, 2048]}
     """
-    found = dict[str, list[Any]]()
+    vary = dict[str, list[Any]]()
     for text in texts:
         flag, _, values = text.partition("=")
-        name, given = _known_name(flag), [value.strip() for value in values.split(",")]
-        found.setdefault(name, []).extend(given if may_vary()[name] == "str" else map(_number, given))
-    return found
+        name, value_texts = _known_name(flag), [value.strip() for value in values.split(",")]
+        vary.setdefault(name, []).extend(value_texts if may_vary()[name] == "str" else map(_number, value_texts))
+    return vary
 
 
 def _number(text: str) -> Any:
@@ -218,12 +218,12 @@ def _known_name(flag: str) -> str:
 
 def read_settings(vary: Mapping[str, str | Sequence[Any]]) -> list[Setting]:
     """All combinations of the values in ``vary``; refuses names and lists of values that cannot be varied."""
-    named = {_known_name(flag): [values] if isinstance(values, str) else list(values) for flag, values in vary.items()}
-    for name, values in named.items():
+    lists = {_known_name(flag): [values] if isinstance(values, str) else list(values) for flag, values in vary.items()}
+    for name, values in lists.items():
         if not values or "" in values or len(set(values)) < len(values):
-            what = f"--vary {_flag(name)} lacks a value, or has one twice"
-            raise OptionError(what, fix=f"give --vary {_flag(name)}=A,B, or --repeat N to score one setting N times")
-    return combinations(named)
+            message = f"--vary {_flag(name)} lacks a value, or has one twice"
+            raise OptionError(message, fix=f"give --vary {_flag(name)}=A,B, or --repeat N to score one setting N times")
+    return combinations(lists)
 
 
 def _flag(name: str) -> str:
@@ -233,8 +233,8 @@ def _flag(name: str) -> str:
 def _change(first: Setting, setting: Setting) -> str:
     """What differs from the first setting, in words, if it moves no score of an engine that promises equal bits."""
     changed = sorted(name for name in setting if setting[name] != first[name])
-    words = ", ".join(f"{_flag(name)} {setting[name]} instead of {first[name]}" for name in changed)
-    return words if SAME_BITS.issuperset(changed) else ""
+    description = ", ".join(f"{_flag(name)} {setting[name]} instead of {first[name]}" for name in changed)
+    return description if SAME_BITS.issuperset(changed) else ""
 
 
 # ── measuring ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -244,39 +244,39 @@ def _measured(
     """Scores each variation ``repeat`` times. Its engine is closed before the next one opens, unless it stays open."""
     if repeat < 1:
         raise OptionError(f"--repeat {repeat} scores nothing", fix="give --repeat 2")
-    asked, plan, found = variations[0].asked, variations[0].asked.plan, list[SettingNoise]()
-    check_fits(plan, asked.subject.vocabulary, asked.subject.context_length)
+    question, plan, settings = variations[0].asked, variations[0].asked.plan, list[SettingNoise]()
+    check_fits(plan, question.subject.vocabulary, question.subject.context_length)
     tokens = plan.forward_tokens
     reference: Run | None = None
-    tell_starts((one.name, one.model) for one in variations)
-    for one in variations:
-        begun = [(len(found) * repeat + number) * tokens for number in range(repeat)]
+    tell_starts((variation.name, variation.model) for variation in variations)
+    for variation in variations:
+        begun = [(len(settings) * repeat + number) * tokens for number in range(repeat)]
         parts = [part_of(progress, before, len(variations) * repeat * tokens) for before in begun]
         try:
-            runs = [one.score(progress, part) for part in parts]
-            facts = one.engine(progress).facts
+            runs = [variation.score(progress, part) for part in parts]
+            facts = variation.engine(progress).facts
         finally:
             if not keep_open:
-                one.close()
+                variation.close()
         reference = runs[0] if reference is None else reference
-        found.append(_setting_noise(one, facts, runs, reference))
-    return Noise(asked.subject.name, asked.corpus.name, plan, repeat, _sequences(plan)[0], tuple(found))
+        settings.append(_setting_noise(variation, facts, runs, reference))
+    return Noise(question.subject.name, question.corpus.name, plan, repeat, _sequences(plan)[0], tuple(settings))
 
 
-def _setting_noise(one: Variation, facts: EngineFacts, runs: Sequence[Run], reference: Run) -> SettingNoise:
-    plan, (first, *later) = one.asked.plan, [run.scores.logprob for run in runs]
+def _setting_noise(variation: Variation, facts: EngineFacts, runs: Sequence[Run], reference: Run) -> SettingNoise:
+    plan, (first, *later) = variation.asked.plan, [run.scores.logprob for run in runs]
     expected, usual, perplexity = reference.scores.logprob, reference.perplexity.value, runs[0].perplexity.value
-    kept = [one.kept_promise(change(first, expected), one.change)] if one.change else []
+    promises = [variation.kept_promise(change(first, expected), variation.change)] if variation.change else []
     if later:
-        kept.append(one.kept_promise(np.concatenate([change(each, first) for each in later]), "a later pass"))
+        promises.append(variation.kept_promise(np.concatenate([change(each, first) for each in later]), "a later pass"))
     return SettingNoise(
-        settings=dict(one.settings),
+        settings=dict(variation.settings),
         facts=facts,
         perplexity=perplexity,
         perplexity_ratio=perplexity / usual if math.isfinite(usual) else math.nan,
         drift=drift(plan, first, expected),
         repeats=_widest([drift(plan, each, first) for each in later]) if later else None,
-        promise="; ".join(filter(None, kept)),
+        promise="; ".join(filter(None, promises)),
     )
 
 
@@ -315,7 +315,7 @@ def noise_blocks(noise: Noise) -> list[Block]:
     settings, plan = noise.settings, noise.plan
     corner = ", ".join(map(_flag, settings[0].settings)) or "setting"
     values = [["default" if value is None else str(value) for value in s.settings.values()] for s in settings]
-    rows = [Row(", ".join(own) or s.facts.engine) for own, s in zip(values, settings, strict=True)]
+    rows = [Row(", ".join(texts) or s.facts.engine) for texts, s in zip(values, settings, strict=True)]
 
     def sizes(title: str, name: str, *, of: str = "drift", sign: str = "") -> Column:
         drifts = [getattr(s, of) for s in settings]

@@ -88,13 +88,13 @@ def paths(
         run = _prefilled(first, list(others.values()), question, folders, tokenizer_name(tokenizer))
         if not is_by_logits(first.model.plugin):
             first.model.close()  # its memory is needed
-        found: dict[Feeding, Comparison] = {}
+        comparisons: dict[Feeding, Comparison] = {}
         for shared, alike in itertools.groupby(others.items(), lambda item: item[1].model):
             with closing(shared):
                 for way, other in alike:
                     announce(progress, way.kind, "label")
-                    found[way] = against_first(first, run, other, folders)
-        return Comparisons(found[way] for way in ways)
+                    comparisons[way] = against_first(first, run, other, folders)
+        return Comparisons(comparisons[way] for way in ways)
 
 
 def _read_ways(vary: str | Sequence[str], sequences: Any, chunk_tokens: Any, prefill_tokens: Any) -> list[Feeding]:
@@ -113,22 +113,22 @@ def _read_ways(vary: str | Sequence[str], sequences: Any, chunk_tokens: Any, pre
             flag = f"--{name.replace('_', '-')}"
             raise OptionError(f"{flag} belongs to {kind}", fix=f"add {kind} to --vary, or leave {flag} out")
     of_chunks = "chunk_tokens", chunk_tokens, CHUNK_TOKENS
-    found = list[Feeding]()
+    ways = list[Feeding]()
     for kind in kinds:
         name, value, default = ("sequences", sequences, None) if kind == DECODE else of_chunks
-        found += [Feeding(kind, size) for size in _numbers(name, value)] or [Feeding(kind, default)]
-    for way in found:
+        ways += [Feeding(kind, size) for size in _numbers(name, value)] or [Feeding(kind, default)]
+    for way in ways:
         if way.kind == DECODE:  # refused before a text is read
             read_path(DECODE, sequences=way.size, prefill_tokens=prefill_tokens)
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(ways))
 
 
-def _numbers(name: str, given: Any) -> list[int]:
+def _numbers(name: str, value: Any) -> list[int]:
     """Reads one number or several; an empty list if none was given."""
-    found: list[int] = [] if given is None else given if isinstance(given, list) else [given]
-    if any(number < 1 for number in found):
-        raise OptionError(f"--{name.replace('_', '-')} {min(found)} is less than 1", fix="give 1 or more")
-    return found
+    numbers: list[int] = [] if value is None else value if isinstance(value, list) else [value]
+    if any(number < 1 for number in numbers):
+        raise OptionError(f"--{name.replace('_', '-')} {min(numbers)} is less than 1", fix="give 1 or more")
+    return numbers
 
 
 def _require_sizes(first: Variation, ways: Sequence[Feeding]) -> None:
@@ -158,14 +158,14 @@ def _variation(
     first: Variation, decodes: LazyModel, way: Feeding, question: Mapping[str, Any], progress: Progress | None
 ) -> Variation:
     """The model as it is fed in another way, with an engine of its own."""
-    model, asked, size = first.model, first.asked, way.size
+    model, full_question, size = first.model, first.asked, way.size
     if way.kind == DECODE:
         model = _with_options(decodes, decodes.chosen.options)
-        asked = model.ask({**question, "path": DECODE, "sequences": way.size}, progress)
-        size = asked.plan.path.sequences if asked.plan.path else None
+        full_question = model.ask({**question, "path": DECODE, "sequences": way.size}, progress)
+        size = full_question.plan.path.sequences if full_question.plan.path else None
     elif way.size is not None:
         model = _with_options(model, model.plugin.chunked(model.chosen.options, way.size))
-    return Variation({way.kind: size}, f"{way.kind} against prefill", model, asked)
+    return Variation({way.kind: size}, f"{way.kind} against prefill", model, full_question)
 
 
 def _prefilled(

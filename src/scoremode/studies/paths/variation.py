@@ -108,16 +108,16 @@ class Variation:
         if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
-    def kept_promise(self, d: Floats, what: str) -> str:
+    def kept_promise(self, d: Floats, cause: str) -> str:
         """Says whether a promise of equal bits was kept, given differences ``d`` (targets,); '' if none was made."""
         promise = self.model.plugin.able().same_bits
         if not promise:
             return ""
         moved = int(np.count_nonzero(d))
         if not moved:
-            return f"{promise} kept its promise: {what} has the same bits on all {len(d):,} targets"
+            return f"{promise} kept its promise: {cause} has the same bits on all {len(d):,} targets"
         return (
-            f"finding: {promise} promises the same bits in every batch, but {what} moved {moved:,} of {len(d):,} "
+            f"finding: {promise} promises the same bits in every batch, but {cause} moved {moved:,} of {len(d):,} "
             f"targets, by up to {float(np.abs(d).max()):.2g} nats"
         )
 
@@ -188,14 +188,14 @@ class AgainstFirst(OpenBaseline):
         noise: Mapping[str, Any] = {name: first.manifest.get(name) for name in NOISE}
         if not candidate.plugin.able().hidden_states:
             noise = noise_facts(only_one_way(run.engine))
-        found = compared_with(first, noise, candidate)
-        del found["variant"]  # the settings of the plan or of the engine tell the variations apart
+        facts = compared_with(first, noise, candidate)
+        del facts["variant"]  # the settings of the plan or of the engine tell the variations apart
         logprob = run.journal.scores.logprob
         announce(self.progress, "scoring a few windows again")
-        found["rerun"] = rerun(run.engine, run.asked.plan, logprob) if candidate.spread is None else NOT_RERUN
-        if said := self.other.kept_promise(change(logprob, first.scores.logprob), self.other.change):
-            found["promise"] = said
-        return found
+        facts["rerun"] = rerun(run.engine, run.asked.plan, logprob) if candidate.spread is None else NOT_RERUN
+        if promise := self.other.kept_promise(change(logprob, first.scores.logprob), self.other.change):
+            facts["promise"] = promise
+        return facts
 
     @cached_property
     def missing(self) -> str | None:
@@ -232,20 +232,20 @@ class CacheTypes:
 
         The baseline has the first type of each, so its own options must not name one.
         """
-        known, found = all_options(), dict[str, list[Any]]()
+        flags, types = all_options(), dict[str, list[Any]]()
         for name, value in request.options.items():
-            if name not in known or known[name][1].details.cache_part is None or not isinstance(value, list | tuple):
+            if name not in flags or flags[name][1].details.cache_part is None or not isinstance(value, list | tuple):
                 continue
-            flag = known[name][1].flag
+            flag = flags[name][1].flag
             if not value:
                 raise OptionError(f"{flag} has no value", fix="give a type")
-            twice = next((one for one in value if value.count(one) > 1), None)
+            twice = next((cache_type for cache_type in value if value.count(cache_type) > 1), None)
             if twice is not None:
                 raise OptionError(f"{flag} has {twice} twice", fix="give each type once")
             if (request.baseline_options or {}).get(name) is not None:
                 raise OptionError(f"the baseline has the first type of {flag}", fix=f"leave {name} of the baseline out")
-            found[name] = list(value)
-        return cls(found) if found else None
+            types[name] = list(value)
+        return cls(types) if types else None
 
     def of_baseline(self, model: ModelSettings) -> ModelSettings:
         return _with_types(model, {name: each[0] for name, each in self.types.items()})
@@ -255,14 +255,14 @@ class CacheTypes:
 
         Options that cannot work are refused here, before a weight is loaded.
         """
-        own, found = {name: each for name, each in self.types.items() if name in model.options}, []
-        for picked in combinations(own):
-            words = " ".join(f"{all_options()[name][1].details.cache_part} {one}" for name, one in picked.items())
-            name = words if is_baseline else f"{short(model.model)} {words}"
-            found.append(replace(_with_types(model, picked), name=name if own else None))
-            with closing(found[-1].prepare()) as lazy:
+        types, candidates = {name: each for name, each in self.types.items() if name in model.options}, []
+        for picked in combinations(types):
+            label = " ".join(f"{all_options()[name][1].details.cache_part} {value}" for name, value in picked.items())
+            name = label if is_baseline else f"{short(model.model)} {label}"
+            candidates.append(replace(_with_types(model, picked), name=name if types else None))
+            with closing(candidates[-1].prepare()) as lazy:
                 lazy.settings()
-        return found[1:] if is_baseline else found
+        return candidates[1:] if is_baseline else candidates
 
 
 def _with_types(model: ModelSettings, picked: Mapping[str, Any]) -> ModelSettings:

@@ -51,10 +51,10 @@ class LayerHooks:
 
     def take(self) -> list[Tensor]:
         """Returns the states at every place of the last pass, and forgets them."""
-        found, self._places = self._places, {}
-        if len(found) != len(self.layers) + 1:
+        states, self._places = self._places, {}
+        if len(states) != len(self.layers) + 1:
             raise _unusual(self.owner, "did not call every decoder layer")
-        return [found[place] for place in range(len(found))]
+        return [states[place] for place in range(len(states))]
 
     def require_before_norm(self, last: Tensor, final: Tensor) -> None:
         """Refuses, after the first pass, a model whose final states (n, d) are not the norm of our last states."""
@@ -75,19 +75,19 @@ class LayerHooks:
         self._is_checked = True
 
     def _enter(self, index: int) -> Any:
-        def hook(_layer: Any, arguments: Any, named: Any) -> Any:
+        def hook(_layer: Any, arguments: Any, kwargs: Any) -> Any:
             if index == 0:
-                given = self._signature.bind(*arguments, **named).arguments
-                hidden, residual = given.get("hidden_states"), given.get("residual")
+                arguments_by_name = self._signature.bind(*arguments, **kwargs).arguments
+                hidden, residual = arguments_by_name.get("hidden_states"), arguments_by_name.get("residual")
                 if hidden is None:
                     raise _unusual(self.layers[0], "has no argument hidden_states")
                 self._places[0] = hidden.float().clone() if residual is None else hidden.float() + residual.float()
             if self.replacing is None:
                 return None
             state = self.replacing[index]
-            if "hidden_states" in named:
-                return arguments, {**named, "hidden_states": state}
-            return (state, *arguments[1:]), named
+            if "hidden_states" in kwargs:
+                return arguments, {**kwargs, "hidden_states": state}
+            return (state, *arguments[1:]), kwargs
 
         return hook
 

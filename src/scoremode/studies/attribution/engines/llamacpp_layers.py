@@ -55,10 +55,10 @@ class LlamaCppLayers(LlamaCppEngine, LayerStates):
         if asks:
             return name.startswith(LAYER) or name in EMBEDDINGS
         size = int(call.ggml_nbytes(tensor))
-        found = np.empty(size, np.uint8)
-        call.ggml_backend_tensor_get(tensor, found.ctypes.data, 0, size)
+        buffer = np.empty(size, np.uint8)
+        call.ggml_backend_tensor_get(tensor, buffer.ctypes.data, 0, size)
         if size == 4 * call.ggml_nelements(tensor):  # float32, as states always are; checked where they are joined
-            self._seen.setdefault(name, []).append(found.view(np.float32))
+            self._seen.setdefault(name, []).append(buffer.view(np.float32))
         return True
 
     def states(self, windows: Sequence[Window]) -> Iterator[States]:
@@ -76,7 +76,7 @@ class LlamaCppLayers(LlamaCppEngine, LayerStates):
             for place, name in enumerate(self._names()):
                 parts[place].append(self._joined(name, len(ids)))
         self._seen.clear()
-        return np.stack([np.concatenate(own) for own in parts])
+        return np.stack([np.concatenate(pieces) for pieces in parts])
 
     def _names(self) -> list[bytes]:
         embedding = next((name for name in EMBEDDINGS if name in self._seen), EMBEDDINGS[-1])

@@ -37,13 +37,13 @@ def final_states(engine: TransformersEngine, window: Window) -> Tensor:
     """One forward pass of a window: (tokens, d). Alone, because on some CPUs its bits depend on others in its batch."""
     ids = torch.from_numpy(fed(window).astype(np.int64))[None].to(engine.model.device)
     try:
-        found: Tensor = engine.body(input_ids=ids, use_cache=False).last_hidden_state[0]
+        states: Tensor = engine.body(input_ids=ids, use_cache=False).last_hidden_state[0]
     except torch.OutOfMemoryError:
         raise EngineError(
             f"the states of {ids.numel():,} tokens do not fit in this device's memory",
             fix="give a smaller --context-length, or --device cpu",
         ) from None
-    return found
+    return states
 
 
 class TransformersLayers(LayerStates):
@@ -102,10 +102,10 @@ class RouterHooks:
 
     def _keep(self, name: str) -> Any:
         def hook(_router: Any, _arguments: Any, output: Any) -> None:
-            given = output if isinstance(output, tuple) else (output,)
-            logits = given[0]
+            outputs = output if isinstance(output, tuple) else (output,)
+            logits = outputs[0]
             self.of_experts = int(logits.shape[-1])
-            indices = next((x for x in given if isinstance(x, Tensor) and not x.is_floating_point()), None)
+            indices = next((x for x in outputs if isinstance(x, Tensor) and not x.is_floating_point()), None)
             self._chosen[name] = logits.topk(self.per_token, dim=-1).indices if indices is None else indices
 
         return hook
@@ -113,8 +113,8 @@ class RouterHooks:
     def routes(self, window: Window) -> npt.NDArray[np.int16]:
         """The experts of the rows that a window asks for, (layers, rows, experts), ascending."""
         tokens = len(final_states(self.engine, window))
-        found = [self._chosen[name].reshape(tokens, -1)[window.rows.tolist()] for name in self.names]
-        return np.sort(torch.stack(found).cpu().numpy().astype(np.int16), axis=2)
+        experts = [self._chosen[name].reshape(tokens, -1)[window.rows.tolist()] for name in self.names]
+        return np.sort(torch.stack(experts).cpu().numpy().astype(np.int16), axis=2)
 
 
 def router_classes(model: Any) -> tuple[type, ...]:
@@ -123,5 +123,5 @@ def router_classes(model: Any) -> tuple[type, ...]:
         (getattr(module, "_can_record_outputs", None) or {}).get(RECORDED)
         for module in (model, getattr(model, model.base_model_prefix, model))
     ]
-    each = [one for found in recorders if found is not None for one in (found if isinstance(found, list) else [found])]
-    return tuple(kind for one in each if (kind := getattr(one, "target_class", one)) is not None)
+    each = [router for spec in recorders if spec is not None for router in (spec if isinstance(spec, list) else [spec])]
+    return tuple(kind for router in each if (kind := getattr(router, "target_class", router)) is not None)

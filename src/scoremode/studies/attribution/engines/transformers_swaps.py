@@ -102,18 +102,18 @@ class SwappableModel:
         alone = kwargs.get("past_key_values") is None and isinstance(ids, Tensor) and not args
         self._key = ids.cpu().numpy().tobytes() + bytes(str(ids.shape), "ascii") if ids is not None and alone else None
 
-    def _watched(self, index: int, own: Any) -> Any:
+    def _watched(self, index: int, layer_forward: Any) -> Any:
         def forward(*args: Any, **kwargs: Any) -> Any:
-            kept, key = self._kept, self._key
-            if kept is None or key is None:
-                return own(*args, **kwargs)
-            if self._start > index and (key, self._start) in kept:
+            states, key = self._kept, self._key
+            if states is None or key is None:
+                return layer_forward(*args, **kwargs)
+            if self._start > index and (key, self._start) in states:
                 if index == self._start - 1:  # a copy, as below: a layer may write into what it is given
-                    return kept[key, self._start].to(self.device, copy=True)
+                    return states[key, self._start].to(self.device, copy=True)
                 return args[0] if args else kwargs["hidden_states"]
-            made = own(*args, **kwargs)
+            made = layer_forward(*args, **kwargs)
             if index + 1 in self._wanted:
-                kept[key, index + 1] = made.detach().to(self._place, copy=True)
+                states[key, index + 1] = made.detach().to(self._place, copy=True)
             return made
 
         return forward
@@ -132,8 +132,8 @@ class SwappableModel:
                 # Two texts take turns, so that nothing is right by chance that a skipped layer remembers: layer i was
                 # last computed for start i, and so for another text than start i + 1.
                 turn = (start + 1) % 2
-                found = self._pass(texts[turn], start=start)
-                self._skips = self._skips and torch.equal(found, whole[turn])
+                final = self._pass(texts[turn], start=start)
+                self._skips = self._skips and torch.equal(final, whole[turn])
         except (
             RuntimeError,
             TypeError,
@@ -166,10 +166,10 @@ class SwappableModel:
         return len(self.layers) if self.is_head(name) and not self.is_embedding(name) else 0
 
     def is_head(self, name: str) -> bool:
-        return any(self.parameters[name] is own for own in self.model.get_output_embeddings().parameters())
+        return any(self.parameters[name] is parameter for parameter in self.model.get_output_embeddings().parameters())
 
     def is_embedding(self, name: str) -> bool:
-        return any(self.parameters[name] is own for own in self.model.get_input_embeddings().parameters())
+        return any(self.parameters[name] is parameter for parameter in self.model.get_input_embeddings().parameters())
 
     # ── the baseline ─────────────────────────────────────────────────────────────────────────────────────────────────
     def record(self, source: WindowSource, starts: Collection[int]) -> Iterator[tuple[int, Answers]]:
@@ -221,7 +221,7 @@ class SwappableModel:
 
         Yields the names of those that differ from the model's own. One tensor is read at a time.
         """
-        own: dict[str, Tensor] = {}
+        originals: dict[str, Tensor] = {}
         size = sum(self.parameters[name].nbytes for name in names)
         aside = self.device.type == "cuda" and 1.25 * size > free_on(self.device)
         try:
@@ -233,14 +233,14 @@ class SwappableModel:
                     )
                 new = new.to(parameter.device, parameter.dtype)
                 if not torch.equal(new, parameter.data):
-                    own[name] = parameter.data.cpu() if aside else parameter.data
+                    originals[name] = parameter.data.cpu() if aside else parameter.data
                     parameter.data = new
-            head = find_head(self.model) if any(map(self.is_head, own)) else self.head
+            head = find_head(self.model) if any(map(self.is_head, originals)) else self.head
             assert head is not None, "only its numbers are others"
             self.engine.head = head
-            yield list(own)
+            yield list(originals)
         finally:
-            for name, old in own.items():
+            for name, old in originals.items():
                 self.parameters[name].data = old.to(self.parameters[name].device if aside else old.device)
             self.engine.head = self.head
 

@@ -60,13 +60,13 @@ class VllmLayers(VllmEngine, LayerStates):
         for index, window in enumerate(windows):
             self._check(window, index)
             rows = np.arange(fed_tokens(window), dtype=np.int32)
-            asked = Request(rows, np.zeros((len(rows), 1), np.int32), extra="kept")
-            waiting[self._submit(window.ids[: len(rows)], asked)] = index
-        found: dict[int, Words] = {}
+            request = Request(rows, np.zeros((len(rows), 1), np.int32), extra="kept")
+            waiting[self._submit(window.ids[: len(rows)], request)] = index
+        words_by_window: dict[int, Words] = {}
         for index in range(len(windows)):
-            while index not in found:
-                found |= {waiting[answer.name]: answer.words for answer in self._step()}
-            lines = found.pop(index).view(np.float32).reshape(-1, self.layers + 1, self.width)
+            while index not in words_by_window:
+                words_by_window |= {waiting[answer.name]: answer.words for answer in self._step()}
+            lines = words_by_window.pop(index).view(np.float32).reshape(-1, self.layers + 1, self.width)
             yield np.ascontiguousarray(lines.swapaxes(0, 1))
 
 

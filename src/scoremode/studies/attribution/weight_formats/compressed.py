@@ -54,8 +54,8 @@ class CompressedTensors(ModuleTensors):
                 raise ValueError("its shape is another")
         except Exception as error:  # the library checks little: what is missing or does not fit raises anything
             reason = f"{type(error).__name__}: {error}"[:200]
-            what = f"{module} of {self.label} cannot be de-quantized ({reason})"
-            raise ModelError(what, fix="download it again") from None
+            message = f"{module} of {self.label} cannot be de-quantized ({reason})"
+            raise ModelError(message, fix="download it again") from None
         return weight.detach().float()
 
     def _scheme(self, module: str) -> tuple[str, Any]:
@@ -70,8 +70,8 @@ class CompressedTensors(ModuleTensors):
         chosen = next(iter([*by_name, *by_class]), None)
         if chosen is None or chosen.weights is None:
             raise ModelError(f"{self.label} does not say how {module} is quantized", fix="check its config.json")
-        named = chosen.format or (self._config.format if self._config.format != MIXED else None)
-        kind = getattr(named, "value", named) or infer_module_format(torch.nn.Linear, chosen).value
+        format_name = chosen.format or (self._config.format if self._config.format != MIXED else None)
+        kind = getattr(format_name, "value", format_name) or infer_module_format(torch.nn.Linear, chosen).value
         return str(kind), chosen
 
     def _described(self, module: str, parts: Mapping[str, StoredTensor]) -> tuple[Shape, str]:
@@ -80,7 +80,7 @@ class CompressedTensors(ModuleTensors):
             shape: Shape = tuple(int(size) for size in self.plain.raw(f"{module}.weight_shape").flatten())
         elif "weight_packed" in parts:
             shape = parts["weight_packed"].shape
-            self.require(len(shape) == 2 and any(known in kind for known in FLOATS_IN_BYTES), module)
+            self.require(len(shape) == 2 and any(float_format in kind for float_format in FLOATS_IN_BYTES), module)
             shape = (shape[0], 2 * shape[1])
         else:
             self.require("weight" in parts, module)
@@ -89,9 +89,9 @@ class CompressedTensors(ModuleTensors):
 
 
 def _format(kind: str, scheme: Any) -> str:
-    for known in FLOATS_IN_BYTES:
-        if known in kind:
-            return known.upper() if scheme.input_activations else f"{known.upper()} A16"
+    for float_format in FLOATS_IN_BYTES:
+        if float_format in kind:
+            return float_format.upper() if scheme.input_activations else f"{float_format.upper()} A16"
     size = scheme.weights.group_size
     block = scheme.weights.block_structure
     suffix = f" g{size}" if size and size > 0 else f" blocks {block[0]}×{block[1]}" if block else ""

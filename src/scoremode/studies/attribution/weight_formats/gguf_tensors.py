@@ -43,17 +43,17 @@ def names_in_files(architecture: str, layers: int, parameters: Iterator[str]) ->
 
     number = next(number for number, name in MODEL_ARCH_NAMES.items() if name == architecture)
     names = get_tensor_name_map(number, layers)
-    found: dict[str, tuple[str, ...]] = {}
+    names_by_parameter: dict[str, tuple[str, ...]] = {}
     for parameter in parameters:
         stem, dot, leaf = parameter.rpartition(".")
         suffix = dot + leaf if leaf in ("weight", "bias") else ""
         stem = stem if suffix else parameter
         gate, up = (names.get_name(stem.replace("gate_up_proj", piece)) for piece in ("gate_proj", "up_proj"))
         if stem.endswith("experts.gate_up_proj") and gate and up:
-            found[parameter] = (f"{gate}.weight", f"{up}.weight")
+            names_by_parameter[parameter] = (f"{gate}.weight", f"{up}.weight")
         elif name := names.get_name(stem):
-            found[parameter] = (f"{name}{suffix or '.weight'}",)
-    return found
+            names_by_parameter[parameter] = (f"{name}{suffix or '.weight'}",)
+    return names_by_parameter
 
 
 TABLES = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight$")  # computed from the config in Transformers
@@ -66,12 +66,12 @@ class GgufTensors(TensorReader):
     def __init__(self, label: str, facts: GgufFacts, baseline: Mapping[str, Shape], model_type: str) -> None:
         self._label, self._facts, self._architecture = label, facts, facts.architecture
         if facts.architecture not in LAYOUTS:
-            what = f"{label} is a GGUF file of the architecture {facts.architecture}"
-            known = f"known: {', '.join(sorted(LAYOUTS))}; or give a checkpoint in safetensors"
-            raise ModelError(f"{what}, whose layout scoremode does not know", fix=known)
+            message = f"{label} is a GGUF file of the architecture {facts.architecture}"
+            fix = f"known: {', '.join(sorted(LAYOUTS))}; or give a checkpoint in safetensors"
+            raise ModelError(f"{message}, whose layout scoremode does not know", fix=fix)
         if model_type and model_type not in LAYOUTS[facts.architecture]:
-            what = f"{label} is a {facts.architecture} model, and the baseline is a {model_type} model"
-            raise ModelError(what, fix=OTHER)
+            message = f"{label} is a {facts.architecture} model, and the baseline is a {model_type} model"
+            raise ModelError(message, fix=OTHER)
         layers = facts.number("block_count")
         if layers is None:
             raise ModelError(f"{label} does not say how many layers it has", fix="download it again")
@@ -105,11 +105,11 @@ class GgufTensors(TensorReader):
 
     def _in_halves(self, name: str, values: Any, key: str) -> Any:
         """The rows of each head in Transformers' order: the first of all rotated pairs, then the second of all."""
-        known, prefix = self._facts.values, f"{self._architecture}.attention"
-        heads = known.get(f"{prefix}.{key}", known.get(f"{prefix}.head_count"))
+        metadata, prefix = self._facts.values, f"{self._architecture}.attention"
+        heads = metadata.get(f"{prefix}.{key}", metadata.get(f"{prefix}.head_count"))
         if isinstance(heads, list):
-            what = f"{self._label} has one number of heads for each layer, which scoremode does not read"
-            raise ModelError(what, fix="give a checkpoint in safetensors")
+            message = f"{self._label} has one number of heads for each layer, which scoremode does not read"
+            raise ModelError(message, fix="give a checkpoint in safetensors")
         if not isinstance(heads, int) or heads < 1 or len(values) % (2 * heads):
             raise ModelError(f"{self._label} does not say how many heads {name} has", fix="download it again")
         return values.reshape(heads, -1, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)

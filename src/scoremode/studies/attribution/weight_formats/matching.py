@@ -64,15 +64,15 @@ class Source:
 
     def shape(self, stored: Stored) -> Shape | None:
         """The shape of what it gives; None if its pieces do not fit together."""
-        found = set[Shape]()
+        entry_shapes = set[Shape]()
         for entry in self.entries:
             shapes = [rows.shape(stored) for rows in entry]
             if len(entry) > 1 and ((() in shapes) or len({shape[1:] for shape in shapes}) > 1):
                 return None
-            found.add(shapes[0] if len(entry) == 1 else (sum(shape[0] for shape in shapes), *shapes[0][1:]))
-        if len(found) != 1:
+            entry_shapes.add(shapes[0] if len(entry) == 1 else (sum(shape[0] for shape in shapes), *shapes[0][1:]))
+        if len(entry_shapes) != 1:
             return None
-        (shape,) = found
+        (shape,) = entry_shapes
         return (len(self.entries), *shape) if self.is_stacked else shape
 
     def described(self, name: str, stored: Stored, shape: Shape) -> StoredWeight:
@@ -131,51 +131,51 @@ class CandidateWeights:
         embedding = next((name for name in self._sources if EMBEDDING.search(name)), None)
         for head in heads:
             if embedding is None or not torch.equal(self._reader.read(head), self.tensor(embedding)):
-                what = f"{self.label} has a head of its own ({head}), and the head of the baseline is its embedding"
-                raise OwnHeadError(what, fix=OTHER)
+                message = f"{self.label} has a head of its own ({head}), and the head of the baseline is its embedding"
+                raise OwnHeadError(message, fix=OTHER)
         return [name for name in unused if name not in heads]
 
 
-def require_layers(label: str, own: int | None, baseline: Mapping[str, Shape]) -> None:
+def require_layers(label: str, layers: int | None, baseline: Mapping[str, Shape]) -> None:
     expected = layers_of_text(baseline)
-    if own is not None and expected is not None and own != expected:
-        raise ModelError(f"{label} has {own} layers, and the baseline has {expected}", fix=OTHER)
+    if layers is not None and expected is not None and layers != expected:
+        raise ModelError(f"{label} has {layers} layers, and the baseline has {expected}", fix=OTHER)
 
 
 # ── finding ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _find(label: str, name: str, baseline: Mapping[str, Shape], stored: Stored, needs_head: bool) -> Source:
-    found = next(_possible(name, baseline, stored, needs_head), None)
-    if found is None:
+    source = next(_possible(name, baseline, stored, needs_head), None)
+    if source is None:
         raise ModelError(f"{label} has no tensor for the baseline's {name}", fix=OTHER)
-    shape = found.shape(stored)
+    shape = source.shape(stored)
     if shape != baseline[name]:
-        given = " + ".join(dict.fromkeys(rows.name for rows in found.rows))
-        what = (
-            f"{given} of {label} has the shape {_shown(shape)}, and the baseline's {name} has {_shown(baseline[name])}"
+        names = " + ".join(dict.fromkeys(rows.name for rows in source.rows))
+        message = (
+            f"{names} of {label} has the shape {_shown(shape)}, and the baseline's {name} has {_shown(baseline[name])}"
         )
-        raise ModelError(what, fix=OTHER)
-    return found
+        raise ModelError(message, fix=OTHER)
+    return source
 
 
 def _possible(name: str, baseline: Mapping[str, Shape], stored: Stored, needs_head: bool) -> Iterator[Source]:
     """Where a parameter may be found, the most direct place first."""
-    for own in _spellings(name):
-        if own in stored:
-            yield Source(((Rows(own),),))
+    for spelling in _spellings(name):
+        if spelling in stored:
+            yield Source(((Rows(spelling),),))
     if HEAD.search(name) and not needs_head:
-        embeddings = (own for own in stored if EMBEDDING.search(own) and stored[own].shape == baseline[name])
-        yield from (Source(((Rows(own),),)) for own in embeddings)
-    for own in _spellings(name):
+        embeddings = (key for key in stored if EMBEDDING.search(key) and stored[key].shape == baseline[name])
+        yield from (Source(((Rows(key),),)) for key in embeddings)
+    for spelling in _spellings(name):
         for fused, pieces in FUSED.items():
-            yield from _piece_of_fused(name, own, fused, baseline, stored)
-            names = [own.replace(f".{fused}.", f".{piece}.") for piece in pieces]
-            if f".{fused}." in own and all(piece in stored for piece in names):
+            yield from _piece_of_fused(name, spelling, fused, baseline, stored)
+            names = [spelling.replace(f".{fused}.", f".{piece}.") for piece in pieces]
+            if f".{fused}." in spelling and all(piece in stored for piece in names):
                 yield Source((tuple(Rows(piece) for piece in names),))
         shape = baseline[name]
-        for experts in _names_of_experts(own, (shape[0] + 1, *shape[1:]) if shape else shape):
-            *known, (more, *_) = experts  # one tensor for all experts, of which files store each by itself
-            if more not in stored and all(piece in stored for pieces in known for piece in pieces):
-                yield Source(tuple(tuple(map(Rows, pieces)) for pieces in known), is_stacked=True)
+        for experts in _names_of_experts(spelling, (shape[0] + 1, *shape[1:]) if shape else shape):
+            *expert_pieces, (more, *_) = experts  # one tensor for all experts, of which files store each by itself
+            if more not in stored and all(piece in stored for pieces in expert_pieces for piece in pieces):
+                yield Source(tuple(tuple(map(Rows, pieces)) for pieces in expert_pieces), is_stacked=True)
 
 
 def _spellings(name: str) -> Iterator[str]:
@@ -191,11 +191,13 @@ def _spellings(name: str) -> Iterator[str]:
         yield inner.replace("model.language_model.", "language_model.model.", 1)
 
 
-def _piece_of_fused(name: str, own: str, fused: str, baseline: Mapping[str, Shape], stored: Stored) -> Iterator[Source]:
+def _piece_of_fused(
+    name: str, spelling: str, fused: str, baseline: Mapping[str, Shape], stored: Stored
+) -> Iterator[Source]:
     """Rows of a fused matrix, if the baseline's pieces have exactly as many rows as it has."""
     pieces = FUSED[fused]
-    piece = next((piece for piece in pieces if f".{piece}." in own), None)
-    whole = own.replace(f".{piece}.", f".{fused}.")
+    piece = next((piece for piece in pieces if f".{piece}." in spelling), None)
+    whole = spelling.replace(f".{piece}.", f".{fused}.")
     if piece is None or whole not in stored:
         return
     shapes = [baseline.get(name.replace(f".{piece}.", f".{other}.")) for other in pieces]
@@ -205,11 +207,11 @@ def _piece_of_fused(name: str, own: str, fused: str, baseline: Mapping[str, Shap
         yield Source(((Rows(whole, sum(rows[:at]), sum(rows[: at + 1])),),))
 
 
-def _names_of_experts(own: str, shape: Shape) -> Iterator[list[list[str]]]:
+def _names_of_experts(spelling: str, shape: Shape) -> Iterator[list[list[str]]]:
     """The names that files may give to the pieces of each expert, if this is one tensor for all of them."""
     for fused, choices in EXPERTS.items():
-        if own.endswith(f".{fused}") and len(shape) == 3:
-            prefix = own.removesuffix(fused) + "experts"
+        if spelling.endswith(f".{fused}") and len(shape) == 3:
+            prefix = spelling.removesuffix(fused) + "experts"
             for pieces in choices:
                 yield [[f"{prefix}.{expert}.{piece}.weight" for piece in pieces] for expert in range(shape[0])]
 

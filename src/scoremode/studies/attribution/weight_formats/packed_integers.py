@@ -34,8 +34,8 @@ class PackedIntegers(ModuleTensors):
         self._group = group = quantization.get("group_size", 128)
         version = quantization.get("version" if self._is_awq else "checkpoint_format") or next(iter(VERSIONS[method]))
         if type(bits) is not int or bits not in BITS[method] or str(version).lower() not in VERSIONS[method]:
-            what = f"{label} is {method.upper()} with {bits} bits in the version {version}"
-            raise ModelError(f"{what}, which scoremode cannot unpack", fix=OTHER_FORMAT)
+            message = f"{label} is {method.upper()} with {bits} bits in the version {version}"
+            raise ModelError(f"{message}, which scoremode cannot unpack", fix=OTHER_FORMAT)
         self._zero = VERSIONS[method][str(version).lower()]
         if type(group) is not int or group == 0 or group < -1:
             raise ModelError(f"the config of {label} gives {group} as the size of a group", fix="download it again")
@@ -88,10 +88,10 @@ def unpacked(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     at = torch.arange(count) * bits
     word, offset = at // WORD, (at % WORD).to(torch.int64)[:, None]
     unsigned = words.to(torch.int64) & 0xFFFFFFFF
-    found = unsigned[word] >> offset
+    shifted = unsigned[word] >> offset
     spans = torch.nonzero(offset[:, 0] + bits > WORD)[:, 0]
-    found[spans] |= unsigned[word[spans] + 1] << (WORD - offset[spans])
-    numbers: torch.Tensor = found & (2**bits - 1)
+    shifted[spans] |= unsigned[word[spans] + 1] << (WORD - offset[spans])
+    numbers: torch.Tensor = shifted & (2**bits - 1)
     return numbers.to(torch.int32)
 
 

@@ -29,24 +29,24 @@ EXAMPLE = "give bits and the size of a group, as in rtn:4:32"
 
 
 class RoundedWeights(TensorReader):
-    """``own`` says how the baseline's weights are stored, and ``read`` gives one of them."""
+    """``stored`` says how the baseline's weights are stored, and ``read`` gives one of them."""
 
     def __init__(
-        self, label: str, own: Mapping[str, StoredWeight], read: Callable[[str], torch.Tensor], model_type: str
+        self, label: str, stored: Mapping[str, StoredWeight], read: Callable[[str], torch.Tensor], model_type: str
     ) -> None:
         self._read, self._model_type = read, model_type
         self._bits, self._group, self._asymmetric, everything = read_name(label)
         self._rounded = {
             name
-            for name, one in own.items()
-            if len(one.shape) >= 2 and name.endswith(("weight", "_proj")) and not ROUTER.search(name)
+            for name, w in stored.items()
+            if len(w.shape) >= 2 and name.endswith(("weight", "_proj")) and not ROUTER.search(name)
             if everything or LAYER.match(name) is not None
         }
         if not self._rounded:
             raise ModelError(f"the baseline has no matrices that {label} could round", fix="name another candidate")
-        self.stored = {name: self._stored(one) if name in self._rounded else one for name, one in own.items()}
-        kept = "norms and biases are" if everything else "embedding, head, norms and biases are"
-        self.notes = (f"{label} is the baseline rounded to nearest; {kept} unchanged",)
+        self.stored = {name: self._stored(w) if name in self._rounded else w for name, w in stored.items()}
+        rest = "norms and biases are" if everything else "embedding, head, norms and biases are"
+        self.notes = (f"{label} is the baseline rounded to nearest; {rest} unchanged",)
 
     def read(self, name: str) -> torch.Tensor:
         weight = self._read(name).float()  # on the device of the baseline
@@ -56,11 +56,11 @@ class RoundedWeights(TensorReader):
         rounded = round_groups(weight.movedim(axis, -1), self._bits, self._group, asymmetric=self._asymmetric)
         return rounded.movedim(-1, axis).contiguous()
 
-    def _stored(self, own: StoredWeight) -> StoredWeight:
-        columns = own.shape[self._input_axis(own.name, own.shape)]
-        per_group, words = (32, " asym") if self._asymmetric else (16, "")
+    def _stored(self, weight: StoredWeight) -> StoredWeight:
+        columns = weight.shape[self._input_axis(weight.name, weight.shape)]
+        per_group, suffix = (32, " asym") if self._asymmetric else (16, "")
         bits = self._bits + per_group * -(-columns // self._group) / columns
-        return StoredWeight(own.name, own.shape, bits, f"rtn {self._bits} bit g{self._group}{words}")
+        return StoredWeight(weight.name, weight.shape, bits, f"rtn {self._bits} bit g{self._group}{suffix}")
 
     def _input_axis(self, name: str, shape: Shape) -> int:
         first = EXPERTS_INPUT_FIRST if len(shape) == 3 else INPUT_FIRST
@@ -90,11 +90,11 @@ def round_groups(weight: torch.Tensor, bits: int, group: int, *, asymmetric: boo
 
 def read_name(label: str) -> tuple[int, int, bool, bool]:
     """Bits, size of a group, whether it is asymmetric, and whether everything is rounded."""
-    found = NAMED.fullmatch(label)
-    if found is None:
+    match = NAMED.fullmatch(label)
+    if match is None:
         raise OptionError(f"{harmless(label[:40])} is not a rounding to nearest", fix=EXAMPLE)
-    bits, group = int(found[1]), int(found[2])
+    bits, group = int(match[1]), int(match[2])
     if not LEAST_BITS <= bits <= MOST_BITS or group < 1:
-        what = f"{label} asks for {bits} bits in groups of {group}"
-        raise OptionError(what, fix=f"give {LEAST_BITS} to {MOST_BITS} bits, as in rtn:4:32")
-    return bits, group, found[3] is not None, found[4] is not None
+        message = f"{label} asks for {bits} bits in groups of {group}"
+        raise OptionError(message, fix=f"give {LEAST_BITS} to {MOST_BITS} bits, as in rtn:4:32")
+    return bits, group, match[3] is not None, match[4] is not None

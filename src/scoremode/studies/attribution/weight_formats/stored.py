@@ -61,10 +61,10 @@ class PlainTensors(TensorReader):
 
         try:
             with safe_open(self.tensors[name].file, framework="pt") as file:
-                found: torch.Tensor = file.get_tensor(name)
+                tensor: torch.Tensor = file.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{self.tensors[name].file} cannot be read ({error})", fix="download it again") from None
-        return found.clone()
+        return tensor.clone()
 
 
 class ModuleTensors(TensorReader):
@@ -100,8 +100,8 @@ class ModuleTensors(TensorReader):
 
     def require(self, is_right: bool, module: str) -> None:
         if not is_right:
-            what = f"the tensors of {module} in {self.label} are missing, damaged, or do not fit its config"
-            raise ModelError(what, fix="download it again")
+            message = f"the tensors of {module} in {self.label} are missing, damaged, or do not fit its config"
+            raise ModelError(message, fix="download it again")
 
     def _stored(self, name: str, module: str) -> StoredWeight:
         parts = self.parts_of(module)
