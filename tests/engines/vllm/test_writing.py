@@ -129,7 +129,7 @@ def test_the_second_runner_knows_its_tokens_by_the_length_of_the_sequence() -> N
     from scoremode.studies.rollouts.engines.vllm_written_tokens import KeptSteps, WrappedSampler
 
     logits, chosen = torch.randn(2, 311), torch.tensor([5, 7])
-    kept = KeptSteps(own=False, first_wins=True)
+    kept = KeptSteps(draws_own=False, first_wins=True)
     sampler = WrappedSampler(StockSampler(chosen), kept)
     assert sampler.states == "kept"
     for lengths in ([3, 2], [4, 9], [3, 10], [5, 11]):  # of "scoremode-0", the third is a chunk of what it had before
@@ -154,7 +154,7 @@ def test_rows_of_many_texts_are_found_again(first_wins: bool, monkeypatch: pytes
     from scoremode.studies.rollouts.engines import vllm_written_tokens as written_tokens
 
     monkeypatch.setattr(written_tokens, "ROOM", 50)
-    kept, random = written_tokens.KeptSteps(own=True, first_wins=first_wins), np.random.default_rng(1)
+    kept, random = written_tokens.KeptSteps(draws_own=True, first_wins=first_wins), np.random.default_rng(1)
     begins, lengths, prompt = random.integers(0, 9, 30), random.integers(1, 12, 30), 5 if first_wins else 0
     wanted: dict[int, dict[int, int]] = {text: {} for text in range(30)}
     for step in range(22):

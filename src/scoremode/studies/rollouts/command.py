@@ -54,11 +54,11 @@ class RolloutsVerb(Verb):
         flags.add(texts, WRITING)
         flags.add(texts, DRAWING, type=flags.amount)
         flags.add(texts, {"--top-k N": "draw from the N likeliest tokens"})
-        kept = {
+        folder_flags = {
             "--out DIR": "keep them there; interrupted ones resume",
             "--fresh": "write again, and replace what is there",
         }
-        flags.add(parser.add_argument_group("folder"), kept)
+        flags.add(parser.add_argument_group("folder"), folder_flags)
         flags.add_engine(parser)
         flags.add(parser, flags.JSON)
 
@@ -71,23 +71,23 @@ class RolloutsVerb(Verb):
         from scoremode.studies.rollouts.tables import rollouts_blocks
 
         if (parsed.prompts is None) == (not parsed.prompt):
-            what = "--prompts and --prompt were given together" if parsed.prompt else "no prompt was given"
-            raise InputError(what, fix="give --prompts FILE, or --prompt TEXT")
+            message = "--prompts and --prompt were given together" if parsed.prompt else "no prompt was given"
+            raise InputError(message, fix="give --prompts FILE, or --prompt TEXT")
         if parsed.out is None:
             raise InputError("the texts have no place to go", fix="give --out DIR")
         numbers = ("samples", "temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "sequences")
-        given = {name: value for name in numbers if (value := getattr(parsed, name)) is not None}
+        options = {name: value for name in numbers if (value := getattr(parsed, name)) is not None}
         with progress_bar("writing") as progress:
-            found = rollouts(
+            texts = rollouts(
                 parsed.model,
                 parsed.prompts or parsed.prompt,
                 out=parsed.out,
                 fresh=parsed.fresh,
                 progress=progress,
-                **given,
+                **options,
                 **flags.model_arguments(parsed),
             )
-        show(parsed, lambda: found.manifest, lambda: rollouts_blocks(found, parsed.out))
+        show(parsed, lambda: texts.manifest, lambda: rollouts_blocks(texts, parsed.out))
 
 
 # ── compare ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -95,10 +95,10 @@ def asked(parsed: argparse.Namespace) -> dict[str, object]:
     """The rollouts on which models are compared, read once for all; {} for other texts."""
     from scoremode.studies.rollouts.texts import PREFIX, Rollouts
 
-    named = parsed.corpus or []
-    if len(named) != 1 or not named[0].startswith(PREFIX):
+    corpora = parsed.corpus or []
+    if len(corpora) != 1 or not corpora[0].startswith(PREFIX):
         return {}
-    rollouts = Rollouts.open(named[0].removeprefix(PREFIX))
+    rollouts = Rollouts.open(corpora[0].removeprefix(PREFIX))
     parsed.corpus = [rollouts]
     return {"rollouts": rollouts, "count": parsed.num_samples}
 
@@ -143,23 +143,23 @@ def _show_mismatch(parsed: argparse.Namespace, folder: str) -> int:
     for text in parsed.fail_if or ():
         gate.parse(text, FIELDS, EXAMPLE)  # refuses a wrong rule before an hour of scoring
     output, (trainer,) = checked_report(parsed), parsed.candidates
-    low, high = (CLIP[i] if given is None else given for i, given in enumerate((parsed.clip_low, parsed.clip_high)))
+    low, high = (CLIP[i] if bound is None else bound for i, bound in enumerate((parsed.clip_low, parsed.clip_high)))
     with progress_bar("scoring") as progress:
-        found = mismatch(
+        token_mismatch = mismatch(
             folder,
             load(trainer) if is_run(trainer) else trainer,
             clip=(low, high),
             progress=progress,
             **flags.model_arguments(parsed),
         )
-    s, by_position, by_slice = found.statistics(), found.by_position(), found.by_slice()
+    s, by_position, by_slice = token_mismatch.statistics(), token_mismatch.by_position(), token_mismatch.by_slice()
     facts = {**s, "by_position": by_position, "by_slice": by_slice}
     show(parsed, lambda: facts, lambda: mismatch_blocks(s, by_position, by_slice))
     if output:
         from scoremode.studies.rollouts.page import render_mismatch
 
-        write_report(parsed, output, render_mismatch(found))
-    return verdict(found.failures(*(parsed.fail_if or ())))
+        write_report(parsed, output, render_mismatch(token_mismatch))
+    return verdict(token_mismatch.failures(*(parsed.fail_if or ())))
 
 
 def _require_trainer_alone(parsed: argparse.Namespace) -> None:
@@ -169,8 +169,8 @@ def _require_trainer_alone(parsed: argparse.Namespace) -> None:
     if len(parsed.candidates or ()) != 1:
         raise InputError(f"{parsed.baseline} is compared with one trainer", fix="name one model, or a run that read it")
     unused = (*flags.QUESTION, *NOT_OF_TRAINERS, *layouts())
-    given = {name: getattr(parsed, name) for name in unused}
-    require_none(given, f"{parsed.baseline} has its own text, and statistics of its own")
+    options = {name: getattr(parsed, name) for name in unused}
+    require_none(options, f"{parsed.baseline} has its own text, and statistics of its own")
 
 
 FLAGS = {

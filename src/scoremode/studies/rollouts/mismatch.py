@@ -76,10 +76,10 @@ class Ratios:
 
 
 def _quantiles(prefix: str, rows: str) -> tuple[Statistic, ...]:
-    def one(name: str) -> Statistic:
+    def quantile(name: str) -> Statistic:
         return plain(f"{prefix}ratio_{name}", "a quantile of r", lambda ratios: ratios.quantiles[name], rows=rows)
 
-    return tuple(map(one, QUANTILES))
+    return tuple(map(quantile, QUANTILES))
 
 
 def _outside_clip(rows: str) -> Statistic:
@@ -134,8 +134,8 @@ class Mismatch(ArrowTable):
     @property
     def log_ratio(self) -> Floats:
         """(n,) ln r; -∞ where the trainer thinks a sampled token impossible."""
-        found: Floats = self.trainer - self.rollout
-        return found
+        log_ratios: Floats = self.trainer - self.rollout
+        return log_ratios
 
     @cached_property
     def tokens(self) -> Ratios:
@@ -145,9 +145,9 @@ class Mismatch(ArrowTable):
     @cached_property
     def samples(self) -> Ratios:
         pairs = np.stack([self.tokens.groups, self.sample], axis=1)
-        found, index = np.unique(pairs, axis=0, return_inverse=True)
-        sums = np.bincount(index.reshape(-1), self.log_ratio, minlength=len(found)).astype(np.float64)
-        return Ratios(sums, found[:, 0], self.clip)
+        unique_pairs, index = np.unique(pairs, axis=0, return_inverse=True)
+        sums = np.bincount(index.reshape(-1), self.log_ratio, minlength=len(unique_pairs)).astype(np.float64)
+        return Ratios(sums, unique_pairs[:, 0], self.clip)
 
     # ── numbers ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def statistics(self) -> dict[str, Any]:
@@ -184,7 +184,7 @@ class Mismatch(ArrowTable):
     @typed
     def part(self, names: Sequence[str]) -> dict[str, Any]:
         """The number of tokens, and some statistics."""
-        shown = [one for one in STATISTICS if one.name in names]
+        shown = [statistic for statistic in STATISTICS if statistic.name in names]
         return {"tokens": len(self.rollout), **fields_from(shown, estimates(shown, self))}
 
     def _some(self, chosen: Bools) -> Mismatch:
@@ -296,8 +296,8 @@ def mismatch(
         name, order = str(trainer.manifest["model"]), in_order_of(rollouts, trainer)
         scored = np.asarray(trainer.scores.logprob)[order]
         slices = None if trainer.facts.slice is None else trainer.facts.slice[order]
-        kl, said = _exact_kl(rollouts, trainer)
-        kl, notes = None if kl is None else kl[order], notes + said
+        kl, kl_notes = _exact_kl(rollouts, trainer)
+        kl, notes = None if kl is None else kl[order], notes + kl_notes
     elif isinstance(trainer, Model):
         name, scored = trainer.name, _scored(rollouts, trainer, notes, progress)
     else:
@@ -330,8 +330,8 @@ def _scored(rollouts: Rollouts, model: Model, notes: list[str], progress: Progre
 
 def drawn_from_own(rollouts: Rollouts) -> bool:
     """Was every token drawn from the model's own distribution, without a temperature or filters?"""
-    drawn, own = _joined(rollouts.logprob), _joined(rollouts.raw_logprob)
-    return bool((np.abs(drawn - own) <= SAME).all())  # NaN: nobody knows
+    drawn, raw = _joined(rollouts.logprob), _joined(rollouts.raw_logprob)
+    return bool((np.abs(drawn - raw) <= SAME).all())  # NaN: nobody knows
 
 
 def in_order_of(rollouts: Rollouts, run: Run) -> Ints:

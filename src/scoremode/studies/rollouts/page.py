@@ -14,19 +14,19 @@ from scoremode.studies.rollouts.readings import Reading
 from scoremode.studies.rollouts.tables import mismatch_blocks, readings_blocks
 
 
-def readings_section(words: Sequence[Reading]) -> Markup:
+def readings_section(readings: Sequence[Reading]) -> Markup:
     """What rollouts say about candidates; empty if there are no readings."""
-    blocks = readings_blocks(words)
-    return fill("readings.html", writer=words[0].writer, blocks=blocks) if blocks else Markup()
+    blocks = readings_blocks(readings)
+    return fill("readings.html", writer=readings[0].writer, blocks=blocks) if blocks else Markup()
 
 
-def render_mismatch(found: Mismatch) -> str:
-    s = found.statistics()
-    title, *blocks = mismatch_blocks(s, found.by_position(), found.by_slice())
+def render_mismatch(mismatch: Mismatch) -> str:
+    s = mismatch.statistics()
+    title, *blocks = mismatch_blocks(s, mismatch.by_position(), mismatch.by_slice())
     assert isinstance(title, Note), "the name of the result"
-    about = [["mismatch", *found.names, found.texts_sha256]]
+    about = [["mismatch", *mismatch.names, mismatch.texts_sha256]]
     return fill_page("mismatch.html", about=about, title=title.text, tokens=s["tokens"], blocks=blocks)
 
 
 REFUSAL = ("a mismatch has a page of its own", "write several reports")
-PAGE = ResultPage(Mismatch, lambda found: render_mismatch(found[0]), REFUSAL)
+PAGE = ResultPage(Mismatch, lambda mismatches: render_mismatch(mismatches[0]), REFUSAL)

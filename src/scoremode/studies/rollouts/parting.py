@@ -71,20 +71,20 @@ class Survival:
         if not 0 <= length <= self.longest:
             return Estimate(math.nan, None, 0, 0)
         groups = len(np.unique(self.group[self.end >= length]))
-        found = Estimate(float(survival[length]), None, int(at_risk[length]), groups)
+        estimate = Estimate(float(survival[length]), None, int(at_risk[length]), groups)
         if groups < FEWEST:
-            return found
-        if found.value == 1:
-            return replace(with_bounds(replace(found, stderr=0.0, freedom=groups - 1.0), "share"), freedom=None)
-        if found.value == 0:
+            return estimate
+        if estimate.value == 1:
+            return replace(with_bounds(replace(estimate, stderr=0.0, freedom=groups - 1.0), "share"), freedom=None)
+        if estimate.value == 0:
             before = self.at(int(np.flatnonzero(survival > 0)[-1]))
-            return replace(found, stderr=0.0, low=0.0, high=before.high)
+            return replace(estimate, stderr=0.0, low=0.0, high=before.high)
         left_over = at_risk[self.end] - np.bincount(self.end[self.parts], minlength=len(at_risk))[self.end]
         counted = self.parts & (self.end <= length)
         each = influence[np.minimum(self.end, length)]
         each[counted] -= 1 / left_over[counted]
         of_log = ratio(each * len(each), np.ones(len(each)), self.group)
-        return _log_log(found, of_log)
+        return _log_log(estimate, of_log)
 
     def median(self) -> int | None:
         """Returns the first length that at most half of the texts reach without a parting; None if more do."""
@@ -128,10 +128,10 @@ class Partings:
         If half of the texts part before that: 1, 2, 4, … from their first token on.
         """
         half = self.survival(near_ties=True).median()
-        longest, found = int(self.length.max(initial=0)), [16 if half is None or half >= 16 else 1]
-        while found[-1] < longest:
-            found.append(2 * found[-1])
-        return [length for length in found if length < longest] + ([longest] if longest else [])
+        longest, lengths = int(self.length.max(initial=0)), [16 if half is None or half >= 16 else 1]
+        while lengths[-1] < longest:
+            lengths.append(2 * lengths[-1])
+        return [length for length in lengths if length < longest] + ([longest] if longest else [])
 
     def statistics(self) -> dict[str, Any]:
         strict, beyond = self.survival(near_ties=True), self.survival()
@@ -179,8 +179,8 @@ def partings(text: Ints, group: Ints, token: Ids, top: Ids, gap: Floats, *, nois
 
     def first(where: Bools) -> Ints:
         nowhere = np.iinfo(np.int64).max
-        found = np.minimum.reduceat(np.where(where, place, nowhere), starts) if len(starts) else starts
-        return np.where(found == nowhere, 0, found)
+        places = np.minimum.reduceat(np.where(where, place, nowhere), starts) if len(starts) else starts
+        return np.where(places == nowhere, 0, places)
 
     return Partings(
         noise=noise,

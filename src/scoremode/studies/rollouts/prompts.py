@@ -61,15 +61,15 @@ GivenPrompts = str | os.PathLike[str] | Sequence["str | Mapping[str, Any]"]
 """The name of a file; or prompts themselves, each a text, or a row as a file has it."""
 
 
-def read_prompts(given: GivenPrompts) -> Prompts:
+def read_prompts(prompts: GivenPrompts) -> Prompts:
     """Reads prompts from a file, or takes those that were given.
 
     >>> read_prompts(["One plus one is", {"prompt": "Two plus two is", "answer": " four"}]).rows[1]
     Prompt(content='Two plus two is', answer=' four')
     """
-    if isinstance(given, str | os.PathLike):
-        return _in_file(local_file(os.fspath(given)))
-    rows = [_prompt({"prompt": one} if isinstance(one, str) else one, f"prompt {i}") for i, one in enumerate(given)]
+    if isinstance(prompts, str | os.PathLike):
+        return _in_file(local_file(os.fspath(prompts)))
+    rows = [_prompt({"prompt": row} if isinstance(row, str) else row, f"prompt {i}") for i, row in enumerate(prompts)]
     if not rows:
         raise InputError("there are no prompts", fix="give --prompts FILE, or --prompt TEXT")
     listed = json.dumps([[row.content, row.answer] for row in rows], sort_keys=True)
@@ -79,8 +79,8 @@ def read_prompts(given: GivenPrompts) -> Prompts:
 def local_file(name: str) -> Path:
     """The path of a file of prompts. CorpusError for a URI, which a path would garble, and for questions of tasks."""
     if name.startswith("task:"):
-        what = "questions of tasks are not read from logs of lm-eval any more"
-        raise CorpusError(what, fix="write rows with their prompt and answer to a .jsonl file: docs/rollouts.md")
+        message = "questions of tasks are not read from logs of lm-eval any more"
+        raise CorpusError(message, fix="write rows with their prompt and answer to a .jsonl file: docs/rollouts.md")
     if "://" in name:
         raise CorpusError(f"{harmless(name)}: prompts are read from files of this machine", fix="copy the file first")
     return Path(name)
@@ -118,12 +118,12 @@ def _prompt(row: Any, where: str) -> Prompt:
     """Returns the prompt in a row; CorpusError if there is none, or two."""
     if not isinstance(row, Mapping):
         raise CorpusError(f"{where} is not a row", fix=ROWS_LIKE)
-    named = [name for name in ("prompt", "messages") if row.get(name) is not None]
-    if len(named) != 1:
-        what = "has both a prompt and messages" if named else "has neither a prompt nor messages"
-        raise CorpusError(f"{where} {what}", fix=ROWS_LIKE)
-    content, answer = checked_row(dict(row), named[0], where), row.get("answer")
-    if named[0] == "prompt" and not isinstance(content, str):
+    names = [name for name in ("prompt", "messages") if row.get(name) is not None]
+    if len(names) != 1:
+        problem = "has both a prompt and messages" if names else "has neither a prompt nor messages"
+        raise CorpusError(f"{where} {problem}", fix=ROWS_LIKE)
+    content, answer = checked_row(dict(row), names[0], where), row.get("answer")
+    if names[0] == "prompt" and not isinstance(content, str):
         raise CorpusError(f"{where}: the prompt is a list", fix="name a list of messages 'messages'")
     if answer is not None and not (isinstance(answer, str) and is_text(answer)):
         raise CorpusError(f"{where} has an answer that is not text", fix=ANSWERS_LIKE)
@@ -132,7 +132,7 @@ def _prompt(row: Any, where: str) -> Prompt:
 
 def encoded(prompts: Prompts, tokenizer: TextTokenizer) -> list[tuple[str, Ids]]:
     """The text and the ids of every prompt, as the model sees them: conversations through its chat template."""
-    found = []
+    encodings = []
     for number, prompt in enumerate(prompts.rows):
         if isinstance(prompt.content, str):
             text, special = prompt.content, True
@@ -142,8 +142,8 @@ def encoded(prompts: Prompts, tokenizer: TextTokenizer) -> list[tuple[str, Ids]]
         ids = tokenizer.encode(text, special=special).ids
         if not len(ids):
             raise InputError(f"prompt {number} has no token", fix="give a text, or remove it")
-        found.append((text, ids))
-    return found
+        encodings.append((text, ids))
+    return encodings
 
 
 # ── answers that are known to be right ────────────────────────────────────────────────────────────────────────────────
@@ -176,9 +176,9 @@ class KnownAnswers:
         A model writes after the prompt's own tokens. An answer has the tokens that it has after its prompt, unless the
         two meet inside of a token: then it is cut into tokens by itself.
         """
-        asked = encoded(self.prompts, tokenizer)
+        encodings = encoded(self.prompts, tokenizer)
         alone, written = 0, list[Ids]()
-        for (text, _), row in zip(asked, self.prompts.rows, strict=True):
+        for (text, _), row in zip(encodings, self.prompts.rows, strict=True):
             together = tokenizer.encode(text + str(row.answer), special=False).ids
             bare = tokenizer.encode(text, special=False).ids
             if len(together) > len(bare) and np.array_equal(together[: len(bare)], bare):
@@ -186,9 +186,9 @@ class KnownAnswers:
             else:
                 alone += 1
                 written.append(tokenizer.encode(str(row.answer), special=False).ids)
-        said = f"{alone:,} {'answers meet' if alone > 1 else 'answer meets'} the prompt inside of a token"
-        notes = [f"{said}, and so was cut into tokens by itself"] if alone else []
-        prompt_ids = [ids for _, ids in asked]
+        sentence = f"{alone:,} {'answers meet' if alone > 1 else 'answer meets'} the prompt inside of a token"
+        notes = [f"{sentence}, and so was cut into tokens by itself"] if alone else []
+        prompt_ids = [ids for _, ids in encodings]
         return tokens_of_texts(np.array(self.numbers), prompt_ids, written, tokenizer, rules=rules, notes=notes)
 
 
@@ -203,12 +203,12 @@ def check_answers(name: str) -> None:
 
 def read_answers(name: str) -> KnownAnswers:
     prompts = read_prompts(name)
-    known = {number: row for number, row in enumerate(prompts.rows) if row.answer}
-    if not known:
+    rows = {number: row for number, row in enumerate(prompts.rows) if row.answer}
+    if not rows:
         raise CorpusError(f"no prompt of {name} has an answer", fix=ANSWERS_LIKE)
-    left, total = len(prompts.rows) - len(known), len(prompts.rows)
+    left, total = len(prompts.rows) - len(rows), len(prompts.rows)
     notes = [f"{left:,} of {total:,} prompts have no answer, and are left out"] if left else []
-    return KnownAnswers(replace(prompts, rows=tuple(known.values()), notes=(*prompts.notes, *notes)), [*known])
+    return KnownAnswers(replace(prompts, rows=tuple(rows.values()), notes=(*prompts.notes, *notes)), [*rows])
 
 
 CORPUS = CorpusKind(ANSWERS, KnownAnswers, check_answers, read_answers)

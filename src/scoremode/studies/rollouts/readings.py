@@ -169,13 +169,13 @@ def other_choices(reader: Run, rollouts: Rollouts, noise: float = 0.0) -> tuple[
     lost = np.concatenate([np.zeros(0), *rollouts.raw_logprob]) - np.asarray(scores.logprob)[order]
     lost = np.where(other[order] & ~np.isnan(lost), lost, -np.inf)
     starts = np.cumsum([0, *map(len, rollouts.written)])
-    found = dict[int, OtherChoice]()
+    choices = dict[int, OtherChoice]()
     for at in np.argsort(-lost, kind="stable")[: np.count_nonzero(lost > -np.inf)].tolist():
         text, target = int(np.searchsorted(starts, at, side="right")) - 1, int(order[at])
-        if text in found:
+        if text in choices:
             continue
         earlier = [str(facts.text[i]) for i in order[max(starts[text], at - BEFORE) : at]]
-        found[text] = OtherChoice(
+        choices[text] = OtherChoice(
             prompt=int(rollouts.prompt[text]),
             sample=int(rollouts.sample[text]),
             token=at - int(starts[text]) + 1,
@@ -187,6 +187,6 @@ def other_choices(reader: Run, rollouts: Rollouts, noise: float = 0.0) -> tuple[
             p_prefers=math.exp(measured(scores.top_logprob)[target]),
             gap=float(gap[target]) if np.isfinite(gap[target]) else None,
         )
-        if len(found) == MOST_EXAMPLES:
+        if len(choices) == MOST_EXAMPLES:
             break
-    return tuple(found.values())
+    return tuple(choices.values())

@@ -141,16 +141,16 @@ class WritingTask:
         lazy: LazyModel, prompts: Prompts, rules: DrawingRules, path: DecodePath | None, numbers: Mapping[str, int]
     ) -> WritingTask:
         if (count := len(prompts.rows) * numbers["samples"]) > MOST_TEXTS:
-            what = f"{count:,} texts are too many for one folder (at most {MOST_TEXTS:,})"
-            raise OptionError(what, fix="give fewer --samples, or write several folders with another --seed each")
-        found = encoded(prompts, lazy.subject.tokenizer)
-        largest = max(int(ids.max()) for _, ids in found)
+            message = f"{count:,} texts are too many for one folder (at most {MOST_TEXTS:,})"
+            raise OptionError(message, fix="give fewer --samples, or write several folders with another --seed each")
+        encodings = encoded(prompts, lazy.subject.tokenizer)
+        largest = max(int(ids.max()) for _, ids in encodings)
         if lazy.subject.vocabulary is not None and largest >= lazy.subject.vocabulary:
             raise OptionError(
                 f"the tokenizer gives id {largest}, but the model's vocabulary ends at {lazy.subject.vocabulary - 1}",
                 fix="give the right folder with --tokenizer",
             )
-        return WritingTask(prompts, found, rules, lazy.longest_window, path, **numbers)
+        return WritingTask(prompts, encodings, rules, lazy.longest_window, path, **numbers)
 
     @property
     def rooms(self) -> list[int]:
@@ -166,13 +166,13 @@ class WritingTask:
         return max(len(ids) + room for (_, ids), room in each)
 
     def requests(self, which: Sequence[int]) -> list[WritingRequest]:
-        rooms, found = self.rooms, []
+        rooms, requests = self.rooms, []
         for number in which:
             prompt, sample = divmod(number, self.samples)
             digest = hashlib.sha256(f"{self.seed} {prompt} {sample}".encode()).digest()
             seed = int.from_bytes(digest[:8], "little") >> 2
-            found.append(WritingRequest(self.encoded[prompt][1], seed, rooms[number]))
-        return found
+            requests.append(WritingRequest(self.encoded[prompt][1], seed, rooms[number]))
+        return requests
 
     def identity(self, lazy: LazyModel) -> Mapping[str, Any]:
         """The facts that must be equal for stored texts to be these."""
@@ -197,8 +197,8 @@ def _written(
     with ExitStack() as stack:
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="scoremode-"))) / "rollouts"
         claim = stack.enter_context(RolloutsFolder(folder, task.identity(lazy), fresh=fresh))
-        found = claim.finished
-        if found is None:
+        texts = claim.finished
+        if texts is None:
             announce(progress, f"loading {lazy.subject.name} with {lazy.engine_name}")
             work = Work(task.longest, shares_prompts=task.samples > 1, path=task.path)
             writer: Writer
@@ -207,8 +207,8 @@ def _written(
             else:
                 writer = ReplicatedWriter(lazy.replicas, work, task.rules, progress)
             with closing(writer):
-                found = _write(writer, lazy, task, claim, progress)
-        return found if out is not None else replace(found, path=None)
+                texts = _write(writer, lazy, task, claim, progress)
+        return texts if out is not None else replace(texts, path=None)
 
 
 def _write(
@@ -235,9 +235,9 @@ def _write(
             progress(told, total)
 
     tell(0)
-    asked = task.requests(which.tolist())
-    for at, written in writer.write(asked, done, tell):
-        _check(written, asked[at], writer, writer.facts.vocabulary)
+    requests = task.requests(which.tolist())
+    for at, written in writer.write(requests, done, tell):
+        _check(written, requests[at], writer, writer.facts.vocabulary)
         finish = _finish(written, task, writer.ends)
         keep(int(which[at]), (written.ids, written.logprob, written.raw_logprob, finish))
     if len(texts) < len(rooms):
@@ -254,18 +254,18 @@ def _finish(written: WrittenTokens, task: WritingTask, ends: frozenset[int]) -> 
     return "length" if len(written.ids) == task.max_tokens else "context"
 
 
-def _check(written: WrittenTokens, asked: WritingRequest, writer: Writer, vocabulary: int | None) -> None:
+def _check(written: WrittenTokens, request: WritingRequest, writer: Writer, vocabulary: int | None) -> None:
     """Stops if an engine gave a text that cannot be, instead of keeping it."""
     ids = written.ids
     columns = [getattr(written, name) for name in ("logprob", "raw_logprob") if name not in writer.missing]
     is_end = np.isin(ids, list(writer.ends))
     possible = (
-        0 < len(ids) <= asked.room
-        and all(len(one) == len(ids) and bool((np.isfinite(one) & (one <= 0)).all()) for one in columns)
+        0 < len(ids) <= request.room
+        and all(len(column) == len(ids) and bool((np.isfinite(column) & (column <= 0)).all()) for column in columns)
         and int(ids.min()) >= 0
         and (vocabulary is None or int(ids.max()) < vocabulary)
         and not is_end[:-1].any()
-        and (bool(is_end[-1]) or written.finish == "stop" or len(ids) == asked.room)
+        and (bool(is_end[-1]) or written.finish == "stop" or len(ids) == request.room)
     )
     if not possible:
         raise EngineError("the engine gave a text that cannot be", fix=FAULT)

@@ -23,22 +23,22 @@ def _stretch(row: Fields) -> Row:
 
 
 # ── texts that candidates read ───────────────────────────────────────────────────────────────────────────────────────
-def readings_blocks(found: Sequence[Reading]) -> list[Block]:
+def readings_blocks(readings: Sequence[Reading]) -> list[Block]:
     """What texts that a model wrote say about candidates: partings, ratios, examples."""
-    parted = [(i, one.reader, one.partings.statistics()) for i, one in enumerate(found) if one.partings is not None]
-    read = [(i, one.writer, one.reader, one.read.statistics()) for i, one in enumerate(found) if one.read is not None]
+    parted = [(i, r.reader, r.partings.statistics()) for i, r in enumerate(readings) if r.partings is not None]
+    read = [(i, r.writer, r.reader, r.read.statistics()) for i, r in enumerate(readings) if r.read is not None]
     blocks = [*parting_blocks(parted)] if parted else []
     blocks += text_ratios_blocks(read) if read else []
-    for one in (one for one in found if one.examples):
-        blocks += ["", Note(f"where {one.reader} would most clearly have written something else", "bold")]
-        for before, sentence in example_words(one):
+    for reading in (reading for reading in readings if reading.examples):
+        blocks += ["", Note(f"where {reading.reader} would most clearly have written something else", "bold")]
+        for before, sentence in example_words(reading):
             blocks += [Note(f"after “{before}”", "dim"), Note(f"  {sentence}")]
     return blocks
 
 
-def parting_blocks(found: Sequence[tuple[int, str, Fields]]) -> list[Block]:
+def parting_blocks(readers: Sequence[tuple[int, str, Fields]]) -> list[Block]:
     """Where candidates part from greedy texts: each name with ``Partings.statistics()`` of the same texts."""
-    rows = [s for *_, s in found]
+    rows = [s for *_, s in readers]
     without, ties = "no other choice is beyond the noise", "the candidate has the same first choice at every token"
     columns = [
         counts("texts", rows, "texts"),
@@ -48,24 +48,24 @@ def parting_blocks(found: Sequence[tuple[int, str, Fields]]) -> list[Block]:
         counts("other choices", rows, "other_choices", about="tokens at which it has another first choice"),
         counts("near-ties", rows, "near_ties", about="those of them that are within the noise"),
     ]
-    summary = Table([Row(name, series=i) for i, name, _ in found], columns, "partings", "candidate")
+    summary = Table([Row(name, series=i) for i, name, _ in readers], columns, "partings", "candidate")
     lines = [row["survival"] for row in rows]
     if not lines[0]:
         return ["", summary]
     lengths = [Row(counted(row["length"], "tokens")) for row in lines[0]]
     curves = [
-        Column(name, [_bounded(r) for r in own], page=name) for (_, name, _), own in zip(found, lines, strict=True)
+        Column(name, [_bounded(r) for r in line], page=name) for (_, name, _), line in zip(readers, lines, strict=True)
     ]
     title = "texts that go on without a parting, with 95 % bounds (Kaplan-Meier)"
     noise = rows[0]["noise"]
     floor = f"at most {noise:.3g} nats likelier than the text's token" if noise else "exactly as likely"
-    words = f"a near-tie is another first choice that is {floor}"
+    definition = f"a near-tie is another first choice that is {floor}"
     return [
         "",
         summary,
         "",
         Table(lengths, [counts("texts left", lines[0], "texts"), *curves], title),
-        Note(f"{words}; errors are over {counted(rows[0]['groups'], 'prompts')}", "dim"),
+        Note(f"{definition}; errors are over {counted(rows[0]['groups'], 'prompts')}", "dim"),
     ]
 
 
@@ -75,9 +75,9 @@ def _bounded(row: Fields) -> Cell:
     return Cell(value, f"{low} to {high}" if row["no_parting_low"] is not None else "")
 
 
-def text_ratios_blocks(found: Sequence[tuple[int, str, str, Fields]]) -> list[Block]:
+def text_ratios_blocks(readers: Sequence[tuple[int, str, str, Fields]]) -> list[Block]:
     """What readers think of a writer's sampled texts: ``TextRatios.statistics()``."""
-    rows = [s for *_, s in found]
+    rows = [s for *_, s in readers]
     ratio = "its perplexity on the texts, divided by the writer's own"
     columns = [
         counts("texts", rows, "texts"),
@@ -85,24 +85,24 @@ def text_ratios_blocks(found: Sequence[tuple[int, str, str, Fields]]) -> list[Bl
         numbers("log-ratio per text", rows, "log_ratio", sign="+", about="mean of Σ (ln reader − ln writer), nats"),
         numbers("perplexity ratio", rows, "ppl_ratio", about=ratio),
     ]
-    names = [Row(f"texts of {writer}, read by {reader}", series=i) for i, writer, reader, _ in found]
+    names = [Row(f"texts of {writer}, read by {reader}", series=i) for i, writer, reader, _ in readers]
     impossible = sum(row["impossible"] for row in rows)
     note = f"{counted(impossible, 'tokens')} of the texts have probability zero for their reader"
     return ["", Table(names, columns), *([Note(note, "yellow")] if impossible else [])]
 
 
-def example_words(words: Reading) -> list[tuple[str, str]]:
+def example_words(reading: Reading) -> list[tuple[str, str]]:
     """For each example the text before it, and what was written there and what the reader prefers."""
-    found = []
-    for one in words.examples:
-        written, prefers = repr(one.written), repr(one.prefers)
-        gap = "" if one.gap is None else f", a gap of {rounded(one.gap)[0]} nats"
+    examples = []
+    for example in reading.examples:
+        written, prefers = repr(example.written), repr(example.prefers)
+        gap = "" if example.gap is None else f", a gap of {rounded(example.gap)[0]} nats"
         sentence = (
-            f"{words.writer} wrote {written} ({_chance(one.p_writer)}); {words.reader} prefers {prefers} "
-            f"({_chance(one.p_prefers)}) and gives {written} {_chance(one.p_reader)}{gap}"
+            f"{reading.writer} wrote {written} ({_chance(example.p_writer)}); {reading.reader} prefers {prefers} "
+            f"({_chance(example.p_prefers)}) and gives {written} {_chance(example.p_reader)}{gap}"
         )
-        found.append((shown(one.before), shown(sentence)))
-    return found
+        examples.append((shown(example.before), shown(sentence)))
+    return examples
 
 
 def _chance(p: float) -> str:
@@ -113,7 +113,7 @@ def _chance(p: float) -> str:
 def mismatch_blocks(s: Fields, by_position: Sequence[Fields], by_slice: Sequence[Fields]) -> list[Block]:
     """A trainer against rollouts: ``Mismatch.statistics()``, ``by_position()`` and ``by_slice()``."""
 
-    def said(name: str, *, percent: bool = False) -> str:
+    def estimate(name: str, *, percent: bool = False) -> str:
         return number(s[name], s.get(f"{name}_stderr"), percent=percent).words
 
     def spread(prefix: str) -> str:
@@ -123,17 +123,17 @@ def mismatch_blocks(s: Fields, by_position: Sequence[Fields], by_slice: Sequence
     samples, prompts = counted(s["samples"], "samples"), counted(s["prompts"], "prompts")
     facts.line("texts", f"{s['tokens']:,} tokens of {samples}, {prompts}")
     if s["kl_infinite"] is not None:
-        facts.line("KL(rollout‖trainer), exact", said("kl"))
+        facts.line("KL(rollout‖trainer), exact", estimate("kl"))
     for name in ("k1", "k2", "k3"):
-        facts.line(name, said(name))
+        facts.line(name, estimate(name))
     for prefix, of in (("", ""), ("sequence_", " of sequences")):
-        what = of or ": min, 1 %, median, 99 %, max"
-        facts.line(f"ratios{what}", spread(f"{prefix}ratio"))
-        facts.line(f"{of[4:]} outside {low:g} to {high:g}".lstrip(), said(f"{prefix}outside_clip", percent=True))
-        facts.line(f"effective sample size{of}", said(f"{prefix}effective_sample_size", percent=True))
+        suffix = of or ": min, 1 %, median, 99 %, max"
+        facts.line(f"ratios{suffix}", spread(f"{prefix}ratio"))
+        facts.line(f"{of[4:]} outside {low:g} to {high:g}".lstrip(), estimate(f"{prefix}outside_clip", percent=True))
+        facts.line(f"effective sample size{of}", estimate(f"{prefix}effective_sample_size", percent=True))
     facts.line("impossible for the trainer", counted(s["zero_probability"], "tokens"))
     title = Note(f"{s['name']} against the rollouts of {s['rollout']}", "bold")
-    found: list[Block] = [title, facts]
+    blocks: list[Block] = [title, facts]
     stretches = by_position if len(by_position) > 1 else []  # a single one would repeat the mean
     for heading, rows, names in (
         ("by position in the text", stretches, list(map(_stretch, stretches))),
@@ -146,20 +146,20 @@ def mismatch_blocks(s: Fields, by_position: Sequence[Fields], by_slice: Sequence
                 numbers("KL", rows, "kl", about="exact KL(rollout‖trainer)"),
                 numbers("outside clip", rows, "outside_clip", percent=True, about="share of ratios outside the range"),
             ]
-            found += ["", Table(names, [one for one in columns if any(one.cells)], heading)]
-    return [*found, *(Note(note, "yellow") for note in s["notes"])]
+            blocks += ["", Table(names, [column for column in columns if any(column.cells)], heading)]
+    return [*blocks, *(Note(note, "yellow") for note in s["notes"])]
 
 
 # ── rollouts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def rollouts_blocks(found: Rollouts, folder: str) -> list[Block]:
-    m, facts = found.manifest, Facts()
-    lengths = [len(ids) for ids in found.written]
-    facts.line("texts", f"{len(found):,} of {found.prompts:,} prompts")
-    facts.line("tokens", f"{found.tokens:,} written, {np.mean(lengths):,.1f} per text")
+def rollouts_blocks(rollouts: Rollouts, folder: str) -> list[Block]:
+    m, facts = rollouts.manifest, Facts()
+    lengths = [len(ids) for ids in rollouts.written]
+    facts.line("texts", f"{len(rollouts):,} of {rollouts.prompts:,} prompts")
+    facts.line("tokens", f"{rollouts.tokens:,} written, {np.mean(lengths):,.1f} per text")
     facts.line("ended by", ", ".join(f"{name} {count:,}" for name, count in m["finish"].items() if count))
     facts.line("drawn", drawn_line(m))
-    if found.tokens:
-        raw = np.concatenate(found.raw_logprob)
+    if rollouts.tokens:
+        raw = np.concatenate(rollouts.raw_logprob)
         facts.line("logprob", f"{raw.mean():.4f} per token in the model's own distribution")
     for note in m["notes"]:
         facts.line("", note, style="yellow")

@@ -81,11 +81,11 @@ class Rollouts:
         if file_sha256(path / TEXTS) != manifest["texts_sha256"]:
             raise RunError(f"{path / TEXTS} was changed after it was written", fix=AGAIN)
         try:
-            found = _read_texts(path, manifest)
-            found._check()
+            rollouts = _read_texts(path, manifest)
+            rollouts._check()
         except (ValueError, OSError) as error:  # Arrow's errors are of both kinds
             raise RunError(f"{path / TEXTS} cannot be used: {str(error).splitlines()[0][:120]}", fix=AGAIN) from None
-        return found
+        return rollouts
 
     def _check(self) -> None:
         """Raises ValueError if the columns contradict each other, or have a value that cannot be."""
@@ -96,10 +96,10 @@ class Rollouts:
             ids, numbers = self.written[row], [self.logprob[row], self.raw_logprob[row]]
             if finish not in FINISHES or not len(self.prompt_ids[row]) or {*map(len, numbers)} != {len(ids)}:
                 raise ValueError(f"row {row} has another finish or other lengths than a text can have")
-            if any(((own < 0) | (own >= MOST_IDS)).any() for own in (ids, self.prompt_ids[row])):
+            if any(((sequence < 0) | (sequence >= MOST_IDS)).any() for sequence in (ids, self.prompt_ids[row])):
                 raise ValueError(f"row {row} has an id that no model has")
-            known = numbers[1:] if "logprob" in self.manifest.get("missing", ()) else numbers
-            if not all((np.isfinite(own) & (own <= ROUNDING)).all() for own in known):
+            columns = numbers[1:] if "logprob" in self.manifest.get("missing", ()) else numbers
+            if not all((np.isfinite(column) & (column <= ROUNDING)).all() for column in columns):
                 raise ValueError(f"row {row} has a log-probability that cannot be")
 
     def __len__(self) -> int:
@@ -315,43 +315,43 @@ def tokens_of_texts(
 
     ``prompt`` numbers the prompt of each text: texts of one prompt are not independent. ``rules`` are slices.
     """
-    known = tokenizer.pieces()
+    pieces = tokenizer.pieces()
     ids = [np.concatenate(pair) for pair in zip(prompt_ids, written, strict=True)]
-    spelled = [SpelledIds.of(one, known) for one in ids]
-    empty, lone = sum(not len(one) for one in written), sum(one.lone for one in spelled)
-    said = [f"{empty:,} of {len(ids):,} texts have no written token, and so no target"] if empty else []
-    said += [lone_bytes(lone)] if lone else []
-    texts = [one.text for one in spelled]
-    size = sum(len(one.raw) for one in spelled)
+    spelled = [SpelledIds.of(sequence, pieces) for sequence in ids]
+    empty, lone = sum(not len(sequence) for sequence in written), sum(spelling.lone for spelling in spelled)
+    text_notes = [f"{empty:,} of {len(ids):,} texts have no written token, and so no target"] if empty else []
+    text_notes += [lone_bytes(lone)] if lone else []
+    texts = [spelling.text for spelling in spelled]
+    size = sum(len(spelling.raw) for spelling in spelled)
     corpus = Corpus("texts after prompts", "documents", lambda: iter(texts), "", len(ids), size)  # never hashed
     tokens, slicing = tokens_of_ids(ids, spelled, tokenizer), Slicing(rules)
     lengths = np.diff(tokens.doc_starts)
     place = np.arange(len(tokens)) - np.repeat(tokens.doc_starts[:-1], lengths)
     tokens = replace(
         tokens,
-        target_mask=frozen(place >= np.repeat([len(one) for one in prompt_ids], lengths)),
+        target_mask=frozen(place >= np.repeat([len(sequence) for sequence in prompt_ids], lengths)),
         doc_group=frozen(prompt),
-        slices=frozen(_slices(slicing, prompt_ids, ids, tokenizer, known)),
+        slices=frozen(_slices(slicing, prompt_ids, ids, tokenizer, pieces)),
         slice_names=slicing.names,
-        notes=(*notes, *said, *slicing.finish()),
+        notes=(*notes, *text_notes, *slicing.finish()),
     )
     return RereadDocuments(corpus, "texts", tokenizer, rules=tuple(rules)), tokens
 
 
 def _slices(
-    slicing: Slicing, prompts: Sequence[Ids], ids: Sequence[Ids], tokenizer: TextTokenizer, known: list[bytes]
+    slicing: Slicing, prompts: Sequence[Ids], ids: Sequence[Ids], tokenizer: TextTokenizer, pieces: list[bytes]
 ) -> Ids:
     """Returns the slice of every token. Markers may be special tokens, which have names and no text."""
     used = np.unique(np.concatenate(ids))
-    named = [*known, *[b""] * (int(used.max(initial=-1)) + 1 - len(known))]
+    names = [*pieces, *[b""] * (int(used.max(initial=-1)) + 1 - len(pieces))]
     for token in used.tolist():
-        named[token] = named[token] or tokenizer.token_text(token).encode()
-    found = []
-    for prompt, one in zip(prompts, ids, strict=True):
-        text = SpelledIds.of(one, named)
+        names[token] = names[token] or tokenizer.token_text(token).encode()
+    codes = []
+    for prompt, sequence in zip(prompts, ids, strict=True):
+        text = SpelledIds.of(sequence, names)
         begin = int(text.ends[len(prompt) - 1]) if len(prompt) else 0
-        found.append(written_slices(slicing, text.text, text.ends, begin))
-    return np.concatenate(found)
+        codes.append(written_slices(slicing, text.text, text.ends, begin))
+    return np.concatenate(codes)
 
 
 def written_slices(slicing: Slicing, text: str, char_end: Ints, written_from: int) -> Ids:

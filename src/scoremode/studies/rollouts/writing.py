@@ -79,10 +79,10 @@ class Writer(ABC):
     missing: tuple[str, ...] = ()  # "logprob" if only those of the model's own distribution are known: it is NaN then
 
     @abstractmethod
-    def write(self, asked: Sequence[WritingRequest], done: Bools, tell: Tell) -> Iterator[tuple[int, WrittenTokens]]:
+    def write(self, requests: Sequence[WritingRequest], done: Bools, tell: Tell) -> Iterator[tuple[int, WrittenTokens]]:
         """Texts for every request that is not ``done``, with its index, in any order, each as soon as it has ended.
 
-        Where batches may change a number, which texts share one must follow from ``asked`` alone, never from ``done``.
+        Where batches may change a number, which texts share one must follow from ``requests`` alone, not from ``done``.
         """
 
     def account(self) -> list[str]:
@@ -93,9 +93,9 @@ class Writer(ABC):
         """Releases the memory and processes that the writer holds."""
 
 
-def batches_of_texts(asked: Sequence[WritingRequest], size: int) -> list[Ints]:
+def batches_of_texts(requests: Sequence[WritingRequest], size: int) -> list[Ints]:
     """Texts that are written side by side: those with prompts of similar length."""
-    order = np.argsort([len(one.prompt) for one in asked], kind="stable")
+    order = np.argsort([len(request.prompt) for request in requests], kind="stable")
     return [order[begin : begin + size] for begin in range(0, len(order), size)]
 
 
@@ -103,11 +103,11 @@ def end_tokens(subject: Subject) -> frozenset[int]:
     """The tokens at which a checkpoint's texts end: those of generation_config.json or config.json, and the EOS."""
     assert subject.checkpoint is not None
     try:
-        said = read_object(subject.checkpoint.path / "generation_config.json").get("eos_token_id")
+        eos = read_object(subject.checkpoint.path / "generation_config.json").get("eos_token_id")
     except (OSError, ValueError):
-        said = subject.checkpoint.config.get("eos_token_id")
-    given = said if isinstance(said, list) else [said]
-    return frozenset(one for one in (*given, subject.tokenizer.facts.eos) if type(one) is int and one >= 0)
+        eos = subject.checkpoint.config.get("eos_token_id")
+    ids = eos if isinstance(eos, list) else [eos]
+    return frozenset(token for token in (*ids, subject.tokenizer.facts.eos) if type(token) is int and token >= 0)
 
 
 # ── replicas ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -128,12 +128,12 @@ class ReplicatedWriter(Writer):
         self.facts = self.pool.facts
         self.ends, self.size, self.missing = self.pool.about
 
-    def write(self, asked: Sequence[WritingRequest], done: Bools, tell: Tell) -> Iterator[tuple[int, WrittenTokens]]:
-        batches = batches_of_texts(asked, self.size or PIECE)
+    def write(self, requests: Sequence[WritingRequest], done: Bools, tell: Tell) -> Iterator[tuple[int, WrittenTokens]]:
+        batches = batches_of_texts(requests, self.size or PIECE)
 
         def arguments(number: int, done: Bools) -> tuple[Any, ...]:
             batch = batches[number]
-            return [asked[index] for index in batch.tolist()], done[batch], _ignore
+            return [requests[index] for index in batch.tolist()], done[batch], _ignore
 
         fix = "give fewer --sequences, or replicas with more memory"
         for index, text in self.pool.share(Pieces("text", fix, "write", batches, arguments), done):

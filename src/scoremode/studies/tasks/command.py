@@ -25,13 +25,13 @@ class TasksVerb(Verb):
         folder = "lm-eval wrote with --output_path DIR --log_samples"
         flags.add(parser, {"baseline BASELINE": f"a folder that {folder}"})
         flags.add(parser, {"candidates CANDIDATE …": f"folders that {folder}"})
-        kept = {
+        comparison_flags = {
             "--tasks NAMES": "only these tasks and groups, as in arc_easy,piqa (default: all)",
             "--metric NAME": "of recovery and flips (default: acc_norm, else acc)",
             "--fail-if RULE …": 'as in "recovery < 0.99 surely" or "arc_easy.flips > 0.05"',
             **flags.REPORT,
         }
-        flags.add(parser.add_argument_group("comparison"), kept)
+        flags.add(parser.add_argument_group("comparison"), comparison_flags)
         flags.add(parser.add_mutually_exclusive_group(), {**flags.CARDS, **flags.JSON})
 
     def instead(self, flag: str) -> str:
@@ -45,18 +45,18 @@ class TasksVerb(Verb):
 
         rules = [parse(text) for text in parsed.fail_if or ()]
         output = checked_report(parsed)
-        found = tasks(parsed.baseline, *parsed.candidates, tasks=parsed.tasks, metric=parsed.metric)
+        comparisons = tasks(parsed.baseline, *parsed.candidates, tasks=parsed.tasks, metric=parsed.metric)
         from scoremode.studies.tasks.tables import tasks_blocks, tasks_json, tasks_markdown, tasks_model_index
 
-        found = [replace(c, manifest={"command": command_line()}) for c in found]
+        comparisons = [replace(c, manifest={"command": command_line()}) for c in comparisons]
         if parsed.markdown:
-            print(tasks_markdown(found))
+            print(tasks_markdown(comparisons))
         elif parsed.model_index:
-            print("\n".join(map(tasks_model_index, found)))
+            print("\n".join(map(tasks_model_index, comparisons)))
         else:
-            show(parsed, lambda: tasks_json(found), lambda: tasks_blocks(found))
+            show(parsed, lambda: tasks_json(comparisons), lambda: tasks_blocks(comparisons))
         if output:
             from scoremode.studies.tasks.page import render_tasks
 
-            write_report(parsed, output, render_tasks(found))
-        return verdict([rule.check(c) for rule in rules for c in found])
+            write_report(parsed, output, render_tasks(comparisons))
+        return verdict([rule.check(c) for rule in rules for c in comparisons])

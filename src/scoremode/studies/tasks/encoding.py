@@ -115,9 +115,9 @@ class HarnessEncoder:
 
     def rolling(self, text: str) -> list[Continuation]:
         """Splits a text into full windows that score each token once. docs/methods.md draws them."""
-        ids, found = self.text(text), []
+        ids, windows = self.text(text), []
         for span in rolling_spans(0, len(ids), self.max_length or len(ids), self.prefix):
             lead = np.array([span.lead] if span.lead >= 0 else [], dtype=np.int32)
             window = np.concatenate([lead, ids[span.start : span.last]])
-            found.append(Continuation(window, len(lead) + span.first - span.start))
-        return found
+            windows.append(Continuation(window, len(lead) + span.first - span.start))
+        return windows

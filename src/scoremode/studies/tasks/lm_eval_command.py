@@ -102,10 +102,10 @@ def register() -> None:
         model_registry.register(NAME, target=TARGET)
 
 
-def with_model(words: list[str]) -> list[str]:
-    """The words of a run, with ``--model scoremode`` where no model and no configuration is named."""
-    named = {word.split("=")[0] for word in words} & {"--model", "-M", "--config", "-C"}
-    return words if named or words[0] in ("ls", "validate") else [*words, "--model", NAME]
+def with_model(argv: list[str]) -> list[str]:
+    """The arguments of a run, with ``--model scoremode`` where no model and no configuration is named."""
+    flags = {argument.split("=")[0] for argument in argv} & {"--model", "-M", "--config", "-C"}
+    return argv if flags or argv[0] in ("ls", "validate") else [*argv, "--model", NAME]
 
 
 def _underscored(word: str) -> str:

@@ -94,18 +94,18 @@ class Results(msgspec.Struct, frozen=True, rename={"n_samples": "n-samples", "n_
 
     def aggregates(self, name: str) -> dict[str, float]:
         """What lm-eval printed of a task or group, by metric; its filter stays in the name unless it is ``none``."""
-        given = self.results.get(name, {}).items()
-        found = {key.removesuffix(",none"): number(value) for key, value in given if "," in key}
-        return {key: value for key, value in found.items() if value is not None and "_stderr" not in key}
+        metrics = self.results.get(name, {}).items()
+        numbers = {key.removesuffix(",none"): number(value) for key, value in metrics if "," in key}
+        return {key: value for key, value in numbers.items() if value is not None and "_stderr" not in key}
 
 
 def number(value: object) -> float | None:
     """A finite number of untrusted JSON; None if it is none."""
     try:
-        found = float(value) if isinstance(value, int | float) else math.nan
+        real = float(value) if isinstance(value, int | float) else math.nan
     except OverflowError:
         return None
-    return found if math.isfinite(found) else None
+    return real if math.isfinite(real) else None
 
 
 # ── what was logged ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -159,25 +159,25 @@ class LoggedModel:
 
     @property
     def name(self) -> str:
-        found = self.last.model_name
-        return found if found is not None and is_line(found) and 0 < len(found) < 256 else Path(self.given).name
+        name = self.last.model_name
+        return name if name is not None and is_line(name) and 0 < len(name) < 256 else Path(self.given).name
 
 
-def read_log(given: str | Path) -> LoggedModel:
+def read_log(source: str | Path) -> LoggedModel:
     """Reads the newest samples of each task in a folder, or one samples file."""
-    name = os.fspath(given)
-    found, read = LoggedModel(name), dict[Path, Results]()
-    for task, (time, path) in sorted(_newest(name, found.notes).items()):
-        beside = [one for one in sorted(path.parent.glob(f"*_{time}.json")) if one.is_file()]
+    name = os.fspath(source)
+    model, read = LoggedModel(name), dict[Path, Results]()
+    for task, (time, path) in sorted(_newest(name, model.notes).items()):
+        beside = [file for file in sorted(path.parent.glob(f"*_{time}.json")) if file.is_file()]
         if len(beside) > 1:
             raise InputError(f"{path.parent} has several results files of {time}", fix="leave one of them there")
-        for one in beside:
-            found.results[task] = read[one] = read.get(one) or _results(one)
+        for file in beside:
+            model.results[task] = read[file] = read.get(file) or _results(file)
         if not beside:
-            found.notes.append(f"{task}: its results file is missing, so groups and few-shot examples are not known")
-        found.tasks[task] = _task(task, path, found.results.get(task, Results()))
-        found.files[path.name] = file_sha256(path)
-    return found
+            model.notes.append(f"{task}: its results file is missing, so groups and few-shot examples are not known")
+        model.tasks[task] = _task(task, path, model.results.get(task, Results()))
+        model.files[path.name] = file_sha256(path)
+    return model
 
 
 def _newest(name: str, notes: list[str]) -> dict[str, tuple[str, Path]]:
@@ -194,15 +194,15 @@ def _newest(name: str, notes: list[str]) -> dict[str, tuple[str, Path]]:
     models = sorted({path.parent.name for path in files})
     if len(models) > 1:
         raise InputError(f"{name} has samples of several models: {few(models)}", fix=f"name one: {name}/{models[0]}")
-    found: dict[str, tuple[str, Path]] = {}
+    newest: dict[str, tuple[str, Path]] = {}
     for path in files:
-        named = SAMPLES.fullmatch(path.name)
-        if named is None or not path.is_file():  # reading a pipe would wait forever
+        match = SAMPLES.fullmatch(path.name)
+        if match is None or not path.is_file():  # reading a pipe would wait forever
             raise InputError(f"{path} is not named samples_TASK_TIME.jsonl, as lm-eval names it", fix=RUN)
-        if named["task"] in found:
-            notes.append(f"{name}: older samples of {named['task']} were not read")
-        found[named["task"]] = max(found.get(named["task"], ("", path)), (named["time"], path))
-    return found
+        if match["task"] in newest:
+            notes.append(f"{name}: older samples of {match['task']} were not read")
+        newest[match["task"]] = max(newest.get(match["task"], ("", path)), (match["time"], path))
+    return newest
 
 
 def _results(path: Path) -> Results:
@@ -225,10 +225,10 @@ def _task(name: str, path: Path, results: Results) -> LoggedTask:
             if number not in documents:
                 documents[number], log_probs[number] = _document(row)
             for metric in row["metrics"] if "metrics" in row else row.keys() - FIELDS:
-                its = values.setdefault(metric if key == "none" else f"{metric},{key}", {})
-                if number in its:
+                column = values.setdefault(metric if key == "none" else f"{metric},{key}", {})
+                if number in column:
                     raise ValueError(f"document {number} is there twice")
-                its[number] = row[metric]
+                column[number] = row[metric]
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             why = f"it has no {error}" if isinstance(error, KeyError) else error
             raise InputError(f"{where} is not a sample of lm-eval ({why})", fix=AGAIN) from None
@@ -238,7 +238,7 @@ def _task(name: str, path: Path, results: Results) -> LoggedTask:
     if count not in (None, len(documents)):
         raise InputError(f"{path} has {len(documents)} documents, and its results file says {count}", fix=AGAIN)
     numbers = sorted(documents)
-    probs = [found for n in numbers if (found := log_probs[n]) is not None]
+    probs = [array for n in numbers if (array := log_probs[n]) is not None]
     if probs and len(probs) < len(numbers):
         raise InputError(f"{path} has log-likelihoods for some documents alone", fix=AGAIN)
     metrics = _means(values, numbers, results.aggregates(name), results.higher_is_better.get(name, {}))
@@ -268,21 +268,21 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _document(row: Mapping[str, Any]) -> tuple[TaskDocument, Floats | None]:
     """A document, and the log-probabilities of its choices; None if the model was asked for a text."""
-    asked = row["arguments"]
-    asked = [[one[f"arg_{i}"] for i in range(len(one))] for one in asked.values()] if isinstance(asked, dict) else asked
+    args = row["arguments"]
+    args = [[arg[f"arg_{i}"] for i in range(len(arg))] for arg in args.values()] if isinstance(args, dict) else args
     hashes = tuple(row[name] for name in HASHES)
-    if not asked or not all(isinstance(text, str) for text in (*hashes, *(one[0] for one in asked))):
+    if not args or not all(isinstance(text, str) for text in (*hashes, *(arg[0] for arg in args))):
         raise ValueError("its arguments or hashes are not texts")
-    if len(asked[0]) < 2 or not isinstance(asked[0][1], str):
-        return TaskDocument(row["doc_id"], ((asked[0][0], ""),), hashes=hashes), None
+    if len(args[0]) < 2 or not isinstance(args[0][1], str):
+        return TaskDocument(row["doc_id"], ((args[0][0], ""),), hashes=hashes), None
     resps = row["resps"]
-    if len(resps) != len(asked) or not all(isinstance(one[1], str) for one in asked):
+    if len(resps) != len(args) or not all(isinstance(arg[1], str) for arg in args):
         raise ValueError("its answers are not those to its arguments")
-    count = len(asked) // 2 if "acc_mutual_info" in row else len(asked)  # the rest are choices without a context
+    count = len(args) // 2 if "acc_mutual_info" in row else len(args)  # the rest are choices without a context
     log_probs = np.array([float(resps[i][0][0]) for i in range(count)], dtype=np.float64)
     if np.isnan(log_probs).any() or (log_probs == math.inf).any():
         raise ValueError("a log-likelihood is not a number")
-    pairs = tuple((asked[0][0] if one[0] == asked[0][0] else one[0], one[1]) for one in asked[:count])
+    pairs = tuple((args[0][0] if arg[0] == args[0][0] else arg[0], arg[1]) for arg in args[:count])
     document = TaskDocument(row["doc_id"], pairs, hashes=hashes)
     gold = (0,) if count == 1 else _gold(row, document, int(log_probs.argmax()))
     return replace(document, gold=gold), log_probs
@@ -297,14 +297,14 @@ def _gold(row: Mapping[str, Any], document: TaskDocument, chosen: int) -> tuple[
         return (1 - chosen,) if right == 0 and count == 2 else None
     target, texts = row["target"], [text.strip() for text in document.choices]
     try:
-        named = parse(target) if isinstance(target, str) else target
+        gold = parse(target) if isinstance(target, str) else target
     except ValueError:
         text = target.strip()
-        named = texts.index(text) if text in texts else {"True": 1, "False": 0}.get(text)
-    numbers = named if isinstance(named, list) else [named]
-    found = tuple(int(n) for n in numbers if isinstance(n, int) and 0 <= n < count)
-    agrees = right not in (0, 1) or (chosen in found) == bool(right)
-    return found if found and agrees else None
+        gold = texts.index(text) if text in texts else {"True": 1, "False": 0}.get(text)
+    numbers = gold if isinstance(gold, list) else [gold]
+    choices = tuple(int(n) for n in numbers if isinstance(n, int) and 0 <= n < count)
+    agrees = right not in (0, 1) or (chosen in choices) == bool(right)
+    return choices if choices and agrees else None
 
 
 def _means(
@@ -314,13 +314,13 @@ def _means(
     larger_is_better: Mapping[str, object],
 ) -> dict[str, Floats]:
     """Metrics with a number for each document whose mean lm-eval prints, and of which more is better."""
-    found = {}
-    for name, its in values.items():
-        each = [one for n in numbers if (one := number(its.get(n))) is not None]
+    means = {}
+    for name, column in values.items():
+        each = [value for n in numbers if (value := number(column.get(n))) is not None]
         metric = name.split(",")[0]
         if len(each) < len(numbers) or not larger_is_better.get(metric, metric in MEANS):
             continue
         array = np.array(each, dtype=np.float64)
         if not aggregates or math.isclose(array.mean(), aggregates.get(name, math.nan), rel_tol=1e-9, abs_tol=1e-12):
-            found[name] = array
-    return found
+            means[name] = array
+    return means

@@ -87,16 +87,16 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
         batch_size: int | str | None = None,
         max_batch_size: int | None = None,
         device: str | None = None,
-        **given: Any,
+        **arguments: Any,
     ) -> None:
-        """``given`` are the fields of ``AdapterSettings``, and the engine's options by their names."""
+        """``arguments`` are the fields of ``AdapterSettings``, and the engine's options by their names."""
         super().__init__()
         del max_batch_size
         if batch_size is not None and str(batch_size) not in ("1", "auto"):
             print_line(f"scoremode: batch_size {batch_size} is not used: engines fill batches by tokens")
         if device not in (None, _usual_device()):
             raise OptionError(f"--device {device} is not for scoremode", fix="give device=… in --model_args")
-        self.held, self.settings = read_arguments({"pretrained": pretrained, **given})
+        self.held, self.settings = read_arguments({"pretrained": pretrained, **arguments})
         self.subject = self.held.subject
         self.max_length = self._choose_max_length()
         self.encoder = HarnessEncoder(
@@ -126,15 +126,19 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
         with self._call(len(requests), "loglikelihood", disable_tqdm) as bar:
             for chunk in chunks_of_documents(requests):
                 encoded = list(map(self._encoded, chunk))
-                found = self._score([one.asked for one in encoded], _groups(chunk, encoded), bar)
-                for request, own, likelihood in zip(chunk, encoded, found, strict=True):
+                scores = self._score([encoding.asked for encoding in encoded], _groups(chunk, encoded), bar)
+                for request, encoding, likelihood in zip(chunk, encoded, scores, strict=True):
                     answers.append((likelihood.log_prob, self._greedy(likelihood)))
                     self.cache_hook.add_partial("loglikelihood", request.args, answers[-1])
-                    odd = {"spanning": own.spanning, "truncated": own.truncated > 0, "truncated_tokens": own.truncated}
+                    odd = {
+                        "spanning": encoding.spanning,
+                        "truncated": encoding.truncated > 0,
+                        "truncated_tokens": encoding.truncated,
+                    }
                     counts.update(odd)
-        for name, words in COUNTED.items():
+        for name, explanation in COUNTED.items():
             if counts[name]:
-                print_line(f"scoremode: in {counts[name]} of {len(requests)} requests {words}")
+                print_line(f"scoremode: in {counts[name]} of {len(requests)} requests {explanation}")
         self.counts.update(counts)
         return answers
 
@@ -151,10 +155,10 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
         answers: list[float] = []
         with self._call(len(requests), "loglikelihood_rolling", disable_tqdm) as bar:
             for part in self._texts(requests):
-                windows = [window for _, own in part for window in own]
-                found = iter(self._score(windows, np.arange(len(windows))))
-                for request, own in part:
-                    answers.append(math.fsum(next(found).log_prob for _ in own))
+                windows = [window for _, text_windows in part for window in text_windows]
+                scores = iter(self._score(windows, np.arange(len(windows))))
+                for request, text_windows in part:
+                    answers.append(math.fsum(next(scores).log_prob for _ in text_windows))
                     self.cache_hook.add_partial("loglikelihood_rolling", request.args, answers[-1])
                     bar.update(1)
         return answers
@@ -164,7 +168,7 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
         part: list[tuple[Any, list[Continuation]]] = []
         for request in requests:
             part.append((request, self.encoder.rolling(request.args[0])))
-            if sum(1 + len(own) for _, own in part) >= CHUNK:
+            if sum(1 + len(windows) for _, windows in part) >= CHUNK:
                 yield part
                 part = []
         yield part
@@ -173,10 +177,10 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
         self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **_: Any
     ) -> list[tuple[float, bool]]:
         """Answers requests that are given as ids, for code of the harness that encodes by itself."""
-        asked = [self.encoder.ids(np.array(context), np.array(target)).asked for _, context, target in requests]
+        continuations = [self.encoder.ids(np.array(context), np.array(target)).asked for _, context, target in requests]
         with self._call(len(requests), "loglikelihood", disable_tqdm) as bar:
-            found = self._score(asked, np.arange(len(asked)), bar)
-            return [(likelihood.log_prob, self._greedy(likelihood)) for likelihood in found]
+            scores = self._score(continuations, np.arange(len(continuations)), bar)
+            return [(likelihood.log_prob, self._greedy(likelihood)) for likelihood in scores]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         self.check_tasks({str(request.task_name): "generate_until" for request in requests})
@@ -192,13 +196,13 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
 
     # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────
     @contextmanager
-    def _call(self, count: int, what: str, disable_tqdm: bool) -> Iterator[Any]:
+    def _call(self, count: int, request_type: str, disable_tqdm: bool) -> Iterator[Any]:
         """Yields the harness's own progress bar for one call.
 
         A model whose weights may change between calls is closed afterwards, and the next call opens it again.
         """
         try:
-            with tqdm(total=count, desc=f"Running {what} requests", disable=disable_tqdm or not count) as bar:
+            with tqdm(total=count, desc=f"Running {request_type} requests", disable=disable_tqdm or not count) as bar:
                 yield bar
         finally:
             if self.held.plugin.opens_for_each_question:
@@ -210,18 +214,18 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
         self._facts = engine.facts
         return engine
 
-    def _score(self, asked: list[Continuation], groups: Ints, bar: Any = None) -> list[Likelihood]:
+    def _score(self, continuations: list[Continuation], groups: Ints, bar: Any = None) -> list[Likelihood]:
         """Returns likelihoods in the given order. With a bar, each is one request and must know if it is greedy."""
-        if not asked:
+        if not continuations:
             return []
-        engine, found = self.engine(max(one.fed for one in asked)), dict[int, Likelihood]()
-        for index, likelihood in likelihoods(engine, asked, groups):
-            found[index] = likelihood
+        engine, scores = self.engine(max(continuation.fed for continuation in continuations)), dict[int, Likelihood]()
+        for index, likelihood in likelihoods(engine, continuations, groups):
+            scores[index] = likelihood
             if bar is not None:
                 self._greedy(likelihood)  # an unknown rank is refused at the first answer, not at the last
                 bar.update(1)
         self._facts = engine.facts  # an engine may report more facts after its first question
-        return [found[index] for index in range(len(asked))]
+        return [scores[index] for index in range(len(continuations))]
 
     def _greedy(self, likelihood: Likelihood) -> bool:
         greedy = likelihood.is_greedy
@@ -281,8 +285,8 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
             more["enable_thinking"] = self.settings.enable_thinking
         if self.tokenizer is None:
             if more or not add_generation_prompt:
-                what = next(iter(more), "a prefix of answers")
-                raise OptionError(f"{what}: this tokenizer's chat template takes no arguments", fix="leave it out")
+                argument = next(iter(more), "a prefix of answers")
+                raise OptionError(f"{argument}: this tokenizer's chat template takes no arguments", fix="leave it out")
             return self.subject.tokenizer.render_chat(chat_history, open_turn=True)
         if not self.tokenizer.chat_template:
             raise ModelError("this model has no chat template", fix="leave --apply_chat_template out")
@@ -322,7 +326,7 @@ def _groups(requests: Sequence[Any], encoded: Sequence[Encoded]) -> Ints:
     Requests without context, or with another number of tokens cut from their left, begin with different tokens.
     """
     each = zip(requests, encoded, strict=True)
-    keys = [(*_document(request), request.args[0] == "", own.truncated) for request, own in each]
+    keys = [(*_document(request), request.args[0] == "", encoding.truncated) for request, encoding in each]
     numbers = {key: i for i, key in enumerate(dict.fromkeys(keys))}
     return np.array([numbers[key] for key in keys], dtype=np.int64)
 
@@ -349,49 +353,49 @@ def claim_cache(database: Path, answers: int, wanted: Mapping[str, Any]) -> None
     except (OSError, ValueError, KeyError, TypeError):
         differing = f"{owner.name} cannot be read"
     if differing:
-        what = f"{database} holds answers of another model or other settings (it differs in: {differing})"
-        raise RunError(what, fix="give another --use_cache")
+        message = f"{database} holds answers of another model or other settings (it differs in: {differing})"
+        raise RunError(message, fix="give another --use_cache")
 
 
 # ── the arguments of the model ───────────────────────────────────────────────────────────────────────────────────────
-def read_arguments(given: Mapping[str, Any]) -> tuple[LazyModel, AdapterSettings]:
+def read_arguments(arguments: Mapping[str, Any]) -> tuple[LazyModel, AdapterSettings]:
     """Reads the model and the settings. Refuses everything that can be refused before the model is loaded."""
-    named = {OTHER_NAMES.get(name, name): value for name, value in given.items() if value is not None}
-    if len(named) < len([value for value in given.values() if value is not None]):
+    params = {OTHER_NAMES.get(name, name): value for name, value in arguments.items() if value is not None}
+    if len(params) < len([value for value in arguments.values() if value is not None]):
         raise OptionError("the model is given twice", fix="give model or pretrained, not both")
-    if "token" in named:
+    if "token" in params:
         raise OptionError(TOKEN, fix="set HF_TOKEN instead")
-    model = named.pop("model", None)
+    model = params.pop("model", None)
     if model is None:
         raise OptionError("no model was given", fix="give --model_args model=NAME")
-    engine = named.pop("engine", None)
+    engine = params.pop("engine", None)
     if not isinstance(engine, Engine):  # an engine that is already open is used as it is
         engine = _text("engine", engine)
-    tokenizer = _text("tokenizer", named.pop("tokenizer", None))
+    tokenizer = _text("tokenizer", params.pop("tokenizer", None))
     try:
-        ours = {name: named.pop(name) for name in AdapterSettings.__struct_fields__ if name in named}
+        ours = {name: params.pop(name) for name in AdapterSettings.__struct_fields__ if name in params}
         settings = msgspec.convert(ours, AdapterSettings)
     except msgspec.ValidationError as error:
         raise OptionError(f"model_args: {error}", fix="see docs/tasks.md") from None
     if settings.enable_thinking:
         raise OptionError("enable_thinking is not for log-likelihoods", fix="leave enable_thinking out")
-    held = LazyModel.named(_text("model", model) or "", engine, _engine_options(named), tokenizer, many_questions=True)
+    held = LazyModel.named(_text("model", model) or "", engine, _engine_options(params), tokenizer, many_questions=True)
     require_read(held.chosen.options, PREFILL, has_flag=False)
     held.settings()  # refuses options that cannot work
     return held, settings
 
 
-def _engine_options(named: Mapping[str, Any]) -> dict[str, Any]:
+def _engine_options(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the engine's options. The harness turns digits into numbers; this turns them back into text if needed."""
-    known = all_options()
-    found = {}
-    for name, value in named.items():
-        if name not in known:
-            names = [*known, *AdapterSettings.__struct_fields__, "model", "engine", "tokenizer"]
+    registry = all_options()
+    options = {}
+    for name, value in arguments.items():
+        if name not in registry:
+            names = [*registry, *AdapterSettings.__struct_fields__, "model", "engine", "tokenizer"]
             raise UnknownArgumentError(f"there is no argument {name}", fix=did_you_mean(name, names))
-        is_text = known[name][1].kind == "str"
-        found[name] = str(value) if is_text and isinstance(value, int) and not isinstance(value, bool) else value
-    return found
+        is_text = registry[name][1].kind == "str"
+        options[name] = str(value) if is_text and isinstance(value, int) and not isinstance(value, bool) else value
+    return options
 
 
 def _text(name: str, value: Any) -> str | None:

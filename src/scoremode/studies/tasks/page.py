@@ -22,20 +22,20 @@ FLIPS_SHOWN = 25  # documents per task and candidate; a page with thousands woul
 LONGEST_QUESTION, LONGEST_CHOICE = 1500, 600  # characters; a question's end is shown, because examples come first
 
 
-def render_tasks(found: Sequence[TasksComparison]) -> str:
-    first, names = found[0], [c.name for c in found]
-    models = [("baseline", first.baseline), *((c.name, c.candidate) for c in found)]
+def render_tasks(comparisons: Sequence[TasksComparison]) -> str:
+    first, names = comparisons[0], [c.name for c in comparisons]
+    models = [("baseline", first.baseline), *((c.name, c.candidate) for c in comparisons)]
     facts = [(name, None, {**_model_facts(m), **served_facts(m)}) for name, m in models]
-    commands = distinct_commands(found)
+    commands = distinct_commands(comparisons)
     return fill_page(
         "tasks.html",
-        about=[_about(c) for c in found],
+        about=[_about(c) for c in comparisons],
         title=f"{listed(names)} against {first.baseline_name} on tasks",
-        best=max(found, key=lambda c: -math.inf if c.overall["recovery"] is None else c.overall["recovery"]),
+        best=max(comparisons, key=lambda c: -math.inf if c.overall["recovery"] is None else c.overall["recovery"]),
         tasks=len(first.tasks),
         baseline=first.baseline_name,
-        candidates=[(c.name, _flips(c)) for c in found],
-        blocks=[tasks_table(found), *tasks_notes(found), *map(Note, tasks_method(found))],
+        candidates=[(c.name, _flips(c)) for c in comparisons],
+        blocks=[tasks_table(comparisons), *tasks_notes(comparisons), *map(Note, tasks_method(comparisons))],
         most=FLIPS_SHOWN,
         provenance=fill("provenance.html", commands=commands, first=("Tasks", _task_facts(first)), runs=facts),
     )
@@ -48,13 +48,13 @@ def _about(c: TasksComparison) -> list[object]:
 
 
 def _flips(c: TasksComparison) -> list[dict[str, object]]:
-    found = []
+    sections = []
     for task, of_task in groupby(c.flips(), key=lambda flip: flip.task):
         flips = list(of_task)
         lost = sum(not flip.gained for flip in flips)
         title = f"{task}: {lost:,} lost, {len(flips) - lost:,} gained"
-        found.append({"title": title, "count": len(flips), "shown": [_flip(flip) for flip in flips[:FLIPS_SHOWN]]})
-    return found
+        sections.append({"title": title, "count": len(flips), "shown": [_flip(flip) for flip in flips[:FLIPS_SHOWN]]})
+    return sections
 
 
 def _flip(flip: Flip) -> dict[str, object]:
@@ -83,8 +83,8 @@ def _nats(log_prob: float) -> str:
 
 def _model_facts(m: Mapping[str, Any]) -> dict[str, str]:
     logs = ", ".join(f"{name} (sha256 {sha256[:12]})" for name, sha256 in m.get("samples", {}).items())
-    found = {"model": m.get("model"), "model sha256": m.get("model_fingerprint"), "revision": m.get("model_revision")}
-    return {name: str(value) for name, value in found.items() if value is not None} | ({"logs": logs} if logs else {})
+    facts = {"model": m.get("model"), "model sha256": m.get("model_fingerprint"), "revision": m.get("model_revision")}
+    return {name: str(value) for name, value in facts.items() if value is not None} | ({"logs": logs} if logs else {})
 
 
 def _task_facts(c: TasksComparison) -> dict[str, str]:
@@ -102,4 +102,4 @@ def _task_facts(c: TasksComparison) -> dict[str, str]:
 
 
 REFUSAL = ("comparisons on tasks and on texts do not share a page", "write two reports")
-PAGE = ResultPage(TasksComparison, render_tasks, REFUSAL, several=True, blocks=lambda found: tasks_blocks([found]))
+PAGE = ResultPage(TasksComparison, render_tasks, REFUSAL, several=True, blocks=lambda c: tasks_blocks([c]))

@@ -64,9 +64,9 @@ class TasksComparison(ArrowTable):
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
         """The rows of the tasks, then of the groups, then the overall row."""
-        found = [row_statistics(task.name, "task", [(task, 1.0)]) for task in self.tasks]
-        found += [row_statistics(group.name, "group", self._parts(group.weights)) for group in self.groups]
-        return [*found, row_statistics(ALL, "all", self._parts(self.weights))]
+        rows = [row_statistics(task.name, "task", [(task, 1.0)]) for task in self.tasks]
+        rows += [row_statistics(group.name, "group", self._parts(group.weights)) for group in self.groups]
+        return [*rows, row_statistics(ALL, "all", self._parts(self.weights))]
 
     def to_arrow(self) -> Any:
         import pyarrow as pa
@@ -75,8 +75,8 @@ class TasksComparison(ArrowTable):
 
     def __repr__(self) -> str:
         row = self.overall
-        known = " ".join(rounded(row["recovery"], row["recovery_stderr"])).rstrip()
-        recovery = f"recovery {known}" if row["recovery"] is not None else ""
+        estimate = " ".join(rounded(row["recovery"], row["recovery_stderr"])).rstrip()
+        recovery = f"recovery {estimate}" if row["recovery"] is not None else ""
         return few_lines(
             f"Comparison of {self.name} with {self.baseline_name} on {len(self.tasks)} tasks",
             recovery,
@@ -95,11 +95,11 @@ class TasksComparison(ArrowTable):
     def weights(self) -> dict[str, float]:
         """The weight of each task over all: each name asked for weighs the same, and a group divides its share."""
         inside = {group.name: group.weights for group in self.groups}
-        found = dict.fromkeys((task.name for task in self.tasks), 0.0)
+        weights = dict.fromkeys((task.name for task in self.tasks), 0.0)
         for name in self.top:
             for task, weight in inside.get(name, {name: 1.0}).items():
-                found[task] += weight / len(self.top)
-        return found
+                weights[task] += weight / len(self.top)
+        return weights
 
     def _parts(self, weights: Mapping[str, float]) -> Parts:
         return [(task, weights[task.name]) for task in self.tasks if weights.get(task.name)]
@@ -121,7 +121,7 @@ def pair_task(base: LoggedTask, cand: LoggedTask, wanted: str | None) -> PairedT
     """Pairs two models' results of a task, document by document. ``wanted``: a metric that was asked for."""
     documents = _same_documents(base, cand)
     shared = {key: (base.metrics[key], cand.metrics[key]) for key in base.metrics if key in cand.metrics}
-    found = PairedTask(
+    task = PairedTask(
         base.name,
         main_metric(base.name, list(shared), wanted),
         shared,
@@ -132,8 +132,8 @@ def pair_task(base: LoggedTask, cand: LoggedTask, wanted: str | None) -> PairedT
         version=base.version,
     )
     if base.log_probs is None or cand.log_probs is None:
-        return found
-    return _with_choices(found, base.log_probs, cand.log_probs)
+        return task
+    return _with_choices(task, base.log_probs, cand.log_probs)
 
 
 def _same_documents(base: LoggedTask, cand: LoggedTask) -> list[TaskDocument]:
@@ -142,25 +142,25 @@ def _same_documents(base: LoggedTask, cand: LoggedTask) -> list[TaskDocument]:
     if ours != theirs:
         alone = f"{len(ours - theirs):,} documents are in the baseline alone, {len(theirs - ours):,} in the candidate"
         raise InputError(f"{base.name}: {alone}", fix=ALIKE)
-    found = []
+    documents = []
     for first, second in zip(base.documents, cand.documents, strict=True):
         both = zip((*first.hashes, first.pairs), (*second.hashes, second.pairs), strict=True)
-        for what, (one, other) in zip(("text", "prompt", "target", "list of choices"), both, strict=True):
-            if one != other:
-                raise InputError(f"{base.name}: document {first.number} has another {what} in the candidate", fix=ALIKE)
+        for part, (left, right) in zip(("text", "prompt", "target", "list of choices"), both, strict=True):
+            if left != right:
+                raise InputError(f"{base.name}: document {first.number} has another {part} in the candidate", fix=ALIKE)
         gold = first.gold if first.gold == second.gold else None
         if first.chosen_in_context and None in (first.gold, second.gold):
             gold = first.gold or second.gold  # each log knows it where its model was right
-        found.append(replace(first, gold=gold))
-    return found
+        documents.append(replace(first, gold=gold))
+    return documents
 
 
-def main_metric(name: str, known: Sequence[str], wanted: str | None) -> str:
+def main_metric(name: str, metrics: Sequence[str], wanted: str | None) -> str:
     """The metric that recovery is about: the one that was asked for, else acc_norm, else acc, else the first."""
-    if not known:
+    if not metrics:
         raise InputError(f"the task {name} has no metric that is a mean over documents", fix="name others with --tasks")
     order = MEANS if wanted is None else (wanted, *MEANS)
-    return next((metric for metric in order if metric in known), known[0])
+    return next((metric for metric in order if metric in metrics), metrics[0])
 
 
 def _with_choices(task: PairedTask, *sides: Sequence[Floats]) -> PairedTask:
@@ -172,7 +172,7 @@ def _with_choices(task: PairedTask, *sides: Sequence[Floats]) -> PairedTask:
 
     def both(measure: Callable[[TaskDocument, Floats], float]) -> Pair:
         """``measure`` of each document, for the baseline and for the candidate."""
-        first, second = (np.array([measure(*one) for one in zip(documents, side, strict=True)]) for side in sides)
+        first, second = (np.array([measure(*pair) for pair in zip(documents, side, strict=True)]) for side in sides)
         return first, second
 
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -182,7 +182,7 @@ def _with_choices(task: PairedTask, *sides: Sequence[Floats]) -> PairedTask:
             chosen = None
         return replace(
             task,
-            gold=both(lambda document, found: float(found[list(document.gold or ())].max())) if are_known else None,
+            gold=both(lambda document, probs: float(probs[list(document.gold or ())].max())) if are_known else None,
             margin=both(_margin) if have_wrong_choices else None,
             kl=np.array([_divergence(*pair) for pair in zip(*sides, strict=True)]) if have_choices else None,
             chosen=chosen,
@@ -192,7 +192,7 @@ def _with_choices(task: PairedTask, *sides: Sequence[Floats]) -> PairedTask:
 def _gives(chosen: Pair, task: PairedTask) -> bool:
     """Do these choices give lm-eval's own metric? Not if it counted other characters than ours."""
     each = zip(chosen, task.metrics[task.metric], strict=True)
-    right = [[one in (d.gold or ()) for one, d in zip(side, task.documents, strict=True)] for side, _ in each]
+    right = [[choice in (d.gold or ()) for choice, d in zip(side, task.documents, strict=True)] for side, _ in each]
     return all(d.gold for d in task.documents) and np.array_equal(right, task.metrics[task.metric])
 
 
@@ -215,8 +215,8 @@ def shares(log_probs: Sequence[float] | Floats) -> Floats:
     from scipy.special import softmax
 
     with np.errstate(invalid="ignore"):
-        found: Floats = softmax(np.array(log_probs, dtype=np.float64))
-    return found
+        probabilities: Floats = softmax(np.array(log_probs, dtype=np.float64))
+    return probabilities
 
 
 def _divergence(baseline: Floats, candidate: Floats) -> float:
@@ -231,17 +231,17 @@ def _divergence(baseline: Floats, candidate: Floats) -> float:
 def groups_of(sides: Sequence[LoggedModel], sizes: Mapping[str, int]) -> tuple[list[TaskGroup], list[str]]:
     """Groups whose tasks are all compared, with the weights of their tasks, and what to note about them."""
     groups, notes = dict[str, TaskGroup](), list[str]()
-    for results in {id(found): found for found in sides[0].results.values()}.values():
-        children = {name: its for name, its in results.group_subtasks.items() if its}
+    for results in {id(file): file for file in sides[0].results.values()}.values():
+        children = {name: subtasks for name, subtasks in results.group_subtasks.items() if subtasks}
         for name in children:
             tasks = sorted(_leaves(name, children))
             if not all(task in sizes and sides[0].results.get(task) is results for task in tasks):
                 continue
             total = sum(sizes[task] for task in tasks)
             by_size, alike = {task: sizes[task] / total for task in tasks}, dict.fromkeys(tasks, 1 / len(tasks))
-            known = [weights for weights in (by_size, alike) if _gives_aggregates(name, weights, sides)]
-            groups[name] = TaskGroup(name, known[0] if known else alike)
-            if not known:
+            matches = [weights for weights in (by_size, alike) if _gives_aggregates(name, weights, sides)]
+            groups[name] = TaskGroup(name, matches[0] if matches else alike)
+            if not matches:
                 notes.append(f"{name}: the log does not show the weights of this group; its tasks count alike")
     return list(groups.values()), notes
 
@@ -252,7 +252,7 @@ def _leaves(name: str, children: Mapping[str, Sequence[str]], above: tuple[str, 
         raise InputError(f"the group {name} contains itself in a results file of lm-eval", fix=AGAIN)
     if name not in children:
         return {name}
-    return {task for one in children[name] for task in _leaves(one, children, (*above, name))}
+    return {task for child in children[name] for task in _leaves(child, children, (*above, name))}
 
 
 def _gives_aggregates(name: str, weights: Mapping[str, float], sides: Sequence[LoggedModel]) -> bool:
@@ -262,8 +262,8 @@ def _gives_aggregates(name: str, weights: Mapping[str, float], sides: Sequence[L
         results = side.results.get(next(iter(weights)), Results())
         each = {task: results.aggregates(task) for task in weights}
         for metric, value in results.aggregates(name).items():
-            if all(metric in found for found in each.values()):
-                mean = sum(weights[task] * found[metric] for task, found in each.items())
+            if all(metric in aggregates for aggregates in each.values()):
+                mean = sum(weights[task] * aggregates[metric] for task, aggregates in each.items())
                 agree.append(math.isclose(mean, value, rel_tol=1e-9, abs_tol=1e-12))
     return bool(agree) and all(agree)
 

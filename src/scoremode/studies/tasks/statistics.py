@@ -77,11 +77,11 @@ Of = Callable[[PairedTask], Any]
 def _over_tasks(name: str, about: str, of: Of, estimate: Callable[[Any], Any], has_error: bool = True) -> Statistic:
     """A number of a row, from something that each of its tasks has, with their weights; None if one does not."""
 
-    def found(parts: Parts) -> Any:
-        known = [(value, w) for task, w in parts if (value := of(task)) is not None]
-        return estimate(known) if known and len(known) == len(parts) else None
+    def number(parts: Parts) -> Any:
+        pairs = [(value, w) for task, w in parts if (value := of(task)) is not None]
+        return estimate(pairs) if pairs and len(pairs) == len(parts) else None
 
-    return Statistic(name, about, of=found, has_error=has_error)
+    return Statistic(name, about, of=number, has_error=has_error)
 
 
 def _of_metric(prefix: str, accuracy: str, metric: str | None) -> tuple[Statistic, ...]:
@@ -91,11 +91,11 @@ def _of_metric(prefix: str, accuracy: str, metric: str | None) -> tuple[Statisti
         return task.metrics.get(metric or task.metric)
 
     def flips(task: PairedTask) -> Pair | None:
-        found = pairs(task)
-        return found if found is not None and all(map(is_binary, found)) else None
+        pair = pairs(task)
+        return pair if pair is not None and all(map(is_binary, pair)) else None
 
-    def counts(found: WeightedPairs) -> list[int]:
-        return [sum(int(hits.sum()) for hits, _ in _turned(found, side)) for side in (0, 1)]
+    def counts(weighted_pairs: WeightedPairs) -> list[int]:
+        return [sum(int(hits.sum()) for hits, _ in _turned(weighted_pairs, side)) for side in (0, 1)]
 
     return (
         _over_tasks(f"{accuracy}_baseline", "mean metric of the baseline", pairs, partial(_right, side=0)),
@@ -117,7 +117,7 @@ def _turned(pairs: WeightedPairs, better: int) -> list[tuple[Bools, float]]:
 
 def _right(pairs: WeightedPairs, side: int) -> Estimate:
     """The mean metric of one model: a share if every document is either right or wrong under both."""
-    binary = all(is_binary(own) for pair, _ in pairs for own in pair)
+    binary = all(is_binary(values) for pair, _ in pairs for values in pair)
     return share([(pair[side] > 0, w) for pair, w in pairs]) if binary else mean([(p[side], w) for p, w in pairs])
 
 
@@ -281,11 +281,11 @@ def mcnemar(lost: int, gained: int) -> float:
 STATISTICS = (
     plain("documents", "number of documents", lambda parts: sum(task.count for task, _ in parts)),
     *_of_metric("", "accuracy", None),
-    *(one for metric in COMMON for one in _of_metric(f"{metric}_", metric, metric)),
+    *(statistic for metric in COMMON for statistic in _of_metric(f"{metric}_", metric, metric)),
     _over_tasks("changed", "share with another answer", _changed, share),
     _over_tasks("gold_shift", "change of the right answer's log-probability", attrgetter("gold"), _shift),
     _over_tasks("margin_shift", "change of its lead over the best other", attrgetter("margin"), _shift),
-    _over_tasks("kl_choices", "KL over the choices", attrgetter("kl"), lambda found: mean(found, "positive")),
+    _over_tasks("kl_choices", "KL over the choices", attrgetter("kl"), lambda parts: mean(parts, "positive")),
 )
 FIELDS = fields_of(STATISTICS)
 """Every number of ``row_statistics``, in its order; a gate may name any of them."""

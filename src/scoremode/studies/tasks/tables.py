@@ -37,10 +37,10 @@ def shown_rows(comparison: TasksComparison) -> list[dict[str, Any]]:
     return comparison.rows if len(comparison.top) > 1 or not comparison.rows[:-1] else comparison.rows[:-1]
 
 
-def tasks_table(found: Sequence[TasksComparison], title: str = "") -> Table:
+def tasks_table(comparisons: Sequence[TasksComparison], title: str = "") -> Table:
     """One row per task and candidate; several candidates are groups of the table."""
-    own = [(c, r) for c in found for r in shown_rows(c)]
-    rows = [r for _, r in own]
+    pairs = [(c, r) for c in comparisons for r in shown_rows(c)]
+    rows = [r for _, r in pairs]
     common = all(part in ("acc", "acc_norm") for r in rows for part in r["metric"].split(" / "))
     names = ("acc", "acc_norm", *(() if common else ("accuracy",)))
     measures = [name for name in names if any(r[f"{name}_baseline"] is not None for r in rows)]
@@ -48,8 +48,11 @@ def tasks_table(found: Sequence[TasksComparison], title: str = "") -> Table:
         "acc": "share of documents whose right answer is the likeliest: baseline → candidate",
         "acc_norm": "the same, with log-probabilities divided by the length of the answer",
     }
-    shots = [count(c.settings["num_fewshot"].get(r["name"])) for c, r in own]
-    card = {f"{found[0].baseline_name} (baseline)": "accuracy_baseline", found[0].name: "accuracy_candidate"}
+    shots = [count(c.settings["num_fewshot"].get(r["name"])) for c, r in pairs]
+    card = {
+        f"{comparisons[0].baseline_name} (baseline)": "accuracy_baseline",
+        comparisons[0].name: "accuracy_candidate",
+    }
     p = [Cell(NOTHING if r["mcnemar"] is None else f"{r['mcnemar']:.2g}") for r in rows]
     columns = [
         Column("", shots, page="", card="few-shot"),
@@ -68,8 +71,8 @@ def tasks_table(found: Sequence[TasksComparison], title: str = "") -> Table:
         numbers("margin", rows, "margin_shift", sign="+", about="change of the right answer's lead, nats"),
         numbers("KL", rows, "kl_choices", about="KL(baseline‖candidate) over the choices, nats"),
     ]
-    several = len(found) > 1
-    lines = [Row(r["name"], r["metric"], strong=r["kind"] != "task", group=c.name if several else "") for c, r in own]
+    several = len(comparisons) > 1
+    lines = [Row(r["name"], r["metric"], strong=r["kind"] != "task", group=c.name if several else "") for c, r in pairs]
     return Table(lines, columns, title, corner="task")
 
 
@@ -79,8 +82,8 @@ def _accuracy(r: Fields, name: str) -> Cell:
         return Cell(NOTHING)
     error, sides = r[f"{name}_candidate_stderr"], (r[f"{name}_{side}"] for side in ("baseline", "candidate"))
     before, after = (rounded(value, supports=error, percent=True)[0] for value in sides)
-    said = rounded(r[f"{name}_candidate"], error, percent=True)[1]
-    return Cell(f"{before} → {after}".replace("%", ""), said.replace("%", ""))
+    error_text = rounded(r[f"{name}_candidate"], error, percent=True)[1]
+    return Cell(f"{before} → {after}".replace("%", ""), error_text.replace("%", ""))
 
 
 def _recovery(r: Fields) -> Cell:
@@ -89,24 +92,24 @@ def _recovery(r: Fields) -> Cell:
     return number(r["recovery"], r["recovery_stderr"], percent=True)
 
 
-def tasks_blocks(found: Sequence[TasksComparison]) -> list[Block]:
-    tables = [part for c in found for part in (tasks_table([c], f"{c.name} against {c.baseline_name}"), "")]
-    return [*tables, *tasks_notes(found), *(Note(line, "dim") for line in tasks_method(found))]
+def tasks_blocks(comparisons: Sequence[TasksComparison]) -> list[Block]:
+    tables = [part for c in comparisons for part in (tasks_table([c], f"{c.name} against {c.baseline_name}"), "")]
+    return [*tables, *tasks_notes(comparisons), *(Note(line, "dim") for line in tasks_method(comparisons))]
 
 
-def tasks_notes(found: Sequence[TasksComparison]) -> list[Note]:
-    return [Note(note, "yellow") for note in dict.fromkeys(note for c in found for note in c.notes)]
+def tasks_notes(comparisons: Sequence[TasksComparison]) -> list[Note]:
+    return [Note(note, "yellow") for note in dict.fromkeys(note for c in comparisons for note in c.notes)]
 
 
-def tasks_method(found: Sequence[TasksComparison]) -> list[str]:
-    first = found[0]
+def tasks_method(comparisons: Sequence[TasksComparison]) -> list[str]:
+    first = comparisons[0]
     documents = first.overall["documents"]
     shots = {task.shots for task in first.tasks}
-    said = "an unknown number of" if None in shots else " or ".join(str(n) for n in sorted(n or 0 for n in shots))
+    amount = "an unknown number of" if None in shots else " or ".join(str(n) for n in sorted(n or 0 for n in shots))
     error = "± is one standard error over documents; recovery's is paired"
     error = error if documents >= FEWEST else f"too few documents for an error ({documents}, {FEWEST} are needed)"
     lines = [
-        f"lm-eval {first.settings['lm_eval']}, {counted(documents, 'documents')}, {said} few-shot examples; {error}",
+        f"lm-eval {first.settings['lm_eval']}, {counted(documents, 'documents')}, {amount} few-shot examples; {error}",
         "lost: right in the baseline, wrong in the candidate; p: exact McNemar; margin: shift of the right answer's "
         "lead in nats; KL: over the choices, in nats",
     ]
@@ -115,8 +118,8 @@ def tasks_method(found: Sequence[TasksComparison]) -> list[str]:
     return lines
 
 
-def tasks_json(found: Sequence[TasksComparison]) -> dict[str, object]:
-    first = found[0]
+def tasks_json(comparisons: Sequence[TasksComparison]) -> dict[str, object]:
+    first = comparisons[0]
     return {
         "baseline": first.baseline_name,
         "baseline_served": served_manifest(first.baseline).as_json(),
@@ -130,7 +133,7 @@ def tasks_json(found: Sequence[TasksComparison]) -> dict[str, object]:
                 "weights": c.weights,
                 "flipped": [_flip_json(flip) for flip in c.flips()],
             }
-            for c in found
+            for c in comparisons
         ],
     }
 
@@ -147,18 +150,18 @@ def _flip_json(flip: Flip) -> dict[str, object]:
 
 
 # ── for model cards ──────────────────────────────────────────────────────────────────────────────────────────────────
-def tasks_markdown(found: Sequence[TasksComparison]) -> str:
+def tasks_markdown(comparisons: Sequence[TasksComparison]) -> str:
     """A table per candidate, with one row per task, and below it how to reproduce the numbers."""
-    first = found[0]
+    first = comparisons[0]
     return fill_card(
         "tasks_card.md",
-        found=found,
-        tables=[Markup(markdown_table(tasks_table([c]))) for c in found],
+        found=comparisons,
+        tables=[Markup(markdown_table(tasks_table([c]))) for c in comparisons],
         served_by=engine_words(
-            {f"{first.baseline_name} (baseline)": first.baseline, **{c.name: c.candidate for c in found}}
+            {f"{first.baseline_name} (baseline)": first.baseline, **{c.name: c.candidate for c in comparisons}}
         ),
-        notes=[note.text for note in tasks_notes(found)],
-        commands=public_commands(found),
+        notes=[note.text for note in tasks_notes(comparisons)],
+        commands=public_commands(comparisons),
     )
 
 
@@ -172,9 +175,9 @@ def tasks_model_index(c: TasksComparison) -> str:
             ("acc_norm", "accuracy, normalised by length", row["acc_norm_candidate"]),
             ("recovery", f"{row['metric']} divided by that of {c.baseline_name}", row["recovery"]),
         )
-        if known := [metric for metric in metrics if metric[2] is not None]:
+        if entries := [metric for metric in metrics if metric[2] is not None]:
             shots = "" if task.shots is None else f"{task.shots}-shot, "
-            results.append((task.name, f"{task.name}, {shots}{task.count:,} documents", known))
+            results.append((task.name, f"{task.name}, {shots}{task.count:,} documents", entries))
     if not results:
         raise RunError(f"{c.name} has no metric that the hub could show", fix="run lm-eval on more documents")
     return fill_card("model_index.yaml", name=c.name, results=results)

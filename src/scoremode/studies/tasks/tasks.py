@@ -55,9 +55,9 @@ def tasks(
 
 def _names(sides: Sequence[LoggedModel]) -> list[str]:
     """Names that tell the models apart: of the models, else of their folders, else their paths."""
-    for named in ([short(side.name) for side in sides], [Path(side.given).name for side in sides]):
-        if len(set(named)) == len(sides):
-            return named
+    for names in ([short(side.name) for side in sides], [Path(side.given).name for side in sides]):
+        if len(set(names)) == len(sides):
+            return names
     paths = [side.given for side in sides]
     if len(set(paths[1:])) < len(paths) - 1:
         raise InputError("a candidate is given twice", fix="give it once")
@@ -68,14 +68,14 @@ def _wanted(first: LoggedModel, tasks: str | Sequence[str] | None) -> list[str] 
     """The tasks that were named, alone or as a group of the baseline; None if none were."""
     if tasks is None:
         return None
-    found = list[str]()
+    names = list[str]()
     groups, _ = groups_of([first], {name: len(task.documents) for name, task in first.tasks.items()})
     inside = {name: [name] for name in first.tasks} | {group.name: list(group.weights) for group in groups}
-    for name in (one.strip() for one in (tasks.split(",") if isinstance(tasks, str) else tasks)):
+    for name in (entry.strip() for entry in (tasks.split(",") if isinstance(tasks, str) else tasks)):
         if name not in inside:
             raise OptionError(f"{first.given} has no task '{name}'", fix=did_you_mean(name, inside))
-        found += inside[name]
-    return list(dict.fromkeys(found))
+        names += inside[name]
+    return list(dict.fromkeys(names))
 
 
 def _comparison(
@@ -86,30 +86,30 @@ def _comparison(
     wanted: Sequence[str] | None,
     metric: str | None,
 ) -> TasksComparison:
-    asked = sorted(base.tasks | cand.tasks) if wanted is None else wanted
-    shared = [name for name in asked if name in base.tasks and name in cand.tasks]
-    for name in asked:
+    task_names = sorted(base.tasks | cand.tasks) if wanted is None else wanted
+    shared = [name for name in task_names if name in base.tasks and name in cand.tasks]
+    for name in task_names:
         if name not in shared:
             lacking, fix = (cand if name in base.tasks else base).given, "run it for both"
             more = f", or give --tasks {','.join(shared)}" if shared else ""
             raise InputError(f"{lacking} has no samples of the task {name}", fix=fix + more)
-    found = tuple(pair_task(base.tasks[name], cand.tasks[name], metric) for name in shared)
-    metrics = sorted({name for task in found for name in task.metrics})
+    tasks = tuple(pair_task(base.tasks[name], cand.tasks[name], metric) for name in shared)
+    metrics = sorted({name for task in tasks for name in task.metrics})
     if metric is not None and metric not in metrics:  # one that only some tasks have is noted for the others
         raise OptionError(f"no task here has the metric '{metric}'", fix=did_you_mean(metric, metrics))
-    groups, notes = groups_of([base, cand], {task.name: task.count for task in found})
+    groups, notes = groups_of([base, cand], {task.name: task.count for task in tasks})
     for name, side in zip(names, (base, cand), strict=True):
         notes += [*side.notes, *(f"{name}: {note}" for note in _notes_on_model(side))]
     return TasksComparison(
         name=names[1],
         baseline_name=names[0],
-        tasks=found,
+        tasks=tasks,
         groups=tuple(groups),
         top=top_of(shared, groups),
         baseline=_facts(base),
         candidate=_facts(cand),
-        settings=_settings(base, found, metric),
-        notes=tuple(dict.fromkeys([*_notes(base, cand, found, metric), *notes])),
+        settings=_settings(base, tasks, metric),
+        notes=tuple(dict.fromkeys([*_notes(base, cand, tasks, metric), *notes])),
         manifest={},
     )
 
@@ -124,24 +124,24 @@ def _facts(side: LoggedModel) -> dict[str, object]:
         "engine": f"lm-eval {config.model or 'of an unknown back end'}",
         "dtype": config.model_dtype,
         "device": config.device,
-        "versions": {name: found for name, found in versions.items() if found is not None},
+        "versions": {name: value for name, value in versions.items() if value is not None},
     }
-    ours = {name: found for name, found in msgspec.structs.asdict(config.scoremode).items() if name not in TOLD}
-    known = {
-        name: found
-        for name, found in ({**theirs, **{k: v for k, v in ours.items() if v is not None}}.items())
-        if found is not None
+    ours = {name: value for name, value in msgspec.structs.asdict(config.scoremode).items() if name not in TOLD}
+    facts = {
+        name: value
+        for name, value in ({**theirs, **{k: v for k, v in ours.items() if v is not None}}.items())
+        if value is not None
     }
-    return {"model": side.name, **known, "samples": dict(side.files)}
+    return {"model": side.name, **facts, "samples": dict(side.files)}
 
 
-def _settings(base: LoggedModel, found: Sequence[PairedTask], metric: str | None) -> dict[str, object]:
+def _settings(base: LoggedModel, tasks: Sequence[PairedTask], metric: str | None) -> dict[str, object]:
     results, config = base.last, base.last.config
     seeds = {"python": config.random_seed, "numpy": config.numpy_seed, "fewshot": config.fewshot_seed}
     return {
-        "tasks": [task.name for task in found],
+        "tasks": [task.name for task in tasks],
         "limit": _limit(results),
-        "num_fewshot": {task.name: task.shots for task in found},
+        "num_fewshot": {task.name: task.shots for task in tasks},
         "apply_chat_template": results.chat_template is not None if base.results else None,
         "metric": metric,
         "seeds": {name: seed for name, seed in seeds.items() if seed is not None},
@@ -157,22 +157,22 @@ def _limit(results: Results) -> str | None:
 def _notes_on_model(side: LoggedModel) -> list[str]:
     """What our adapter counted and noted."""
     ours = side.last.config.scoremode
-    said = {"truncated": "were cut on the left to fit the model's context", "spanning": "have a token across a border"}
-    found = [
-        f"{count:,} of {ours.requests.get('loglikelihood')} requests {words}, as in lm-eval"
-        for name, words in said.items()
+    texts = {"truncated": "were cut on the left to fit the model's context", "spanning": "have a token across a border"}
+    notes = [
+        f"{count:,} of {ours.requests.get('loglikelihood')} requests {text}, as in lm-eval"
+        for name, text in texts.items()
         if (count := ours.requests.get(name, 0)) > 0
     ]
-    return [*found, *ours.notes]
+    return [*notes, *ours.notes]
 
 
-def _notes(base: LoggedModel, cand: LoggedModel, found: Sequence[PairedTask], metric: str | None) -> list[str]:
-    limits = dict.fromkeys(limit for one in base.results.values() if (limit := _limit(one)) is not None)
+def _notes(base: LoggedModel, cand: LoggedModel, tasks: Sequence[PairedTask], metric: str | None) -> list[str]:
+    limits = dict.fromkeys(limit for results in base.results.values() if (limit := _limit(results)) is not None)
     notes = [f"not all documents: lm-eval ran with --limit {limit}" for limit in limits]
     versions = [side.last.lm_eval_version for side in (base, cand)]
     if versions[0] != versions[1]:
         notes.append(f"the baseline was run by lm-eval {versions[0]}, the candidate by {versions[1]}")
-    for task in found:
+    for task in tasks:
         if metric is not None and task.metric != metric:
             notes.append(f"{task.name}: has no {metric}, so recovery is about {task.metric}")
         if others := base.tasks[task.name].others:

@@ -113,26 +113,26 @@ class ServerWriter(Writer):
             )
 
     def account(self) -> list[str]:
-        said = ["drawn by the server's own sampler: a near-tie may fall otherwise in another batch"]
+        notes = ["drawn by the server's own sampler: a near-tie may fall otherwise in another batch"]
         if self.missing:
-            said.append("the server gives log-probabilities before temperature and filters: those after are not known")
-        return said
+            notes.append("the server gives log-probabilities before temperature and filters: those after are not known")
+        return notes
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def write(self, asked: Sequence[WritingRequest], done: Bools, tell: Tell) -> Iterator[tuple[int, WrittenTokens]]:
+    def write(self, requests: Sequence[WritingRequest], done: Bools, tell: Tell) -> Iterator[tuple[int, WrittenTokens]]:
         missing = np.flatnonzero(~done).tolist()
         count = min(self.engine.concurrency, max(1, len(missing)))
-        for number, text in in_threads(count, lambda number: self._written(asked[number]), missing):
+        for number, text in in_threads(count, lambda number: self._written(requests[number]), missing):
             self.engine.confirm(self._link)
             tell(len(text.ids))
             yield number, text
         self.engine.require_same()
 
-    def _written(self, asked: WritingRequest) -> WrittenTokens:
-        found = self._complete(self._request(asked.prompt.tolist(), asked.room, asked.seed))
-        raw = found.logprob
+    def _written(self, request: WritingRequest) -> WrittenTokens:
+        completion = self._complete(self._request(request.prompt.tolist(), request.room, request.seed))
+        raw = completion.logprob
         drawn = np.zeros(len(raw)) if self.rules.is_greedy else np.full(len(raw), np.nan) if self.missing else raw
-        return WrittenTokens(found.ids, drawn, raw, "stop" if found.finish == "stop" else None)
+        return WrittenTokens(completion.ids, drawn, raw, "stop" if completion.finish == "stop" else None)
 
     def _request(self, prompt: list[int], room: int, seed: int, *, temperature: float | None = None) -> _Request:
         """A request by the rules; with ``temperature``, one that asks for the likeliest tokens at it, unfiltered."""

@@ -49,10 +49,10 @@ class VllmWriter(Writer):
     def __init__(
         self, facts: ModelFacts, options: VllmOptions, work: Work, rules: DrawingRules, ends: frozenset[int]
     ) -> None:
-        given = LaunchArguments.of(options, replace(work, path=None))
+        launch = LaunchArguments.of(options, replace(work, path=None))
         version = support.installed_version()
-        support.check_version(version, given.allow_untested)
-        arguments = _arguments(given, work, rules)
+        support.check_version(version, launch.allow_untested)
+        arguments = _arguments(launch, work, rules)
         self.rules, self.ends, self.log = rules, ends, VllmLog()
         self.llm: Any
         self.llm, self._processes = start(str(facts.path), arguments, self.log)
@@ -60,14 +60,14 @@ class VllmWriter(Writer):
             config = self.llm.llm_engine.vllm_config
             self._most_requests = 2 * int(config.scheduler_config.max_num_seqs)
             served = Verdict(0.0, 0.0, False, int(config.model_config.get_vocab_size()), {})
-            found = engine_facts(config, version, served, gathered=False)
-            self.facts = replace(found, context_length=facts.context_length, notes=(*facts.notes, *found.notes))
+            llm_facts = engine_facts(config, version, served, gathered=False)
+            self.facts = replace(llm_facts, context_length=facts.context_length, notes=(*facts.notes, *llm_facts.notes))
             self._call_workers("scoremode_write", _draws_its_own(rules))
         except BaseException:
             self.close()
             raise
 
-    def write(self, asked: Sequence[WritingRequest], done: Bools, tell: Tell) -> Iterator[tuple[int, WrittenTokens]]:
+    def write(self, requests: Sequence[WritingRequest], done: Bools, tell: Tell) -> Iterator[tuple[int, WrittenTokens]]:
         """vLLM forms batches from whatever is in flight: a resumed run writes the same texts only if its kernels do."""
         waiting, engine = iter(np.flatnonzero(~done).tolist()), self.llm.llm_engine
         flying: dict[str, int] = {}
@@ -76,8 +76,8 @@ class VllmWriter(Writer):
         while True:
             while len(flying) < self._most_requests and (index := next(waiting, None)) is not None:
                 with self.log.explaining("vLLM refused a prompt", EngineError):
-                    prompt = {"type": "token", "prompt_token_ids": asked[index].prompt.tolist()}
-                    engine.add_request(name := f"scoremode-{index}", prompt, self._params(asked[index]))
+                    prompt = {"type": "token", "prompt_token_ids": requests[index].prompt.tolist()}
+                    engine.add_request(name := f"scoremode-{index}", prompt, self._params(requests[index]))
                 flying[name] = index
             if flying:
                 with self.log.explaining("vLLM stopped", EngineError):
@@ -87,13 +87,13 @@ class VllmWriter(Writer):
                     ended[flying.pop(output.request_id)] = ids
                     tell(len(ids))
             if ended and (not flying or len(ended) >= FETCHED or time.monotonic() - fetched > PATIENCE):
-                yield from self._fetch(asked, ended)
+                yield from self._fetch(requests, ended)
                 ended, fetched = {}, time.monotonic()
             if not flying:
                 return
 
-    def _fetch(self, asked: Sequence[WritingRequest], ended: dict[int, Ids]) -> Iterator[tuple[int, WrittenTokens]]:
-        prompts = [len(asked[index].prompt) for index in ended]
+    def _fetch(self, requests: Sequence[WritingRequest], ended: dict[int, Ids]) -> Iterator[tuple[int, WrittenTokens]]:
+        prompts = [len(requests[index].prompt) for index in ended]
         lengths = [len(ids) for ids in ended.values()]
         ranks = self._call_workers("scoremode_take", list(ended), prompts, lengths)
         parts: list[bytes] = next(filter(any, ranks), [b""] * len(ended))  # ranks that do not sample have no lines
@@ -104,15 +104,15 @@ class VllmWriter(Writer):
                     "the log-probabilities are of other tokens than vLLM gave",
                     fix="please report the model and the version of vLLM",
                 )
-            drawn, own = np.minimum(lines[:, :2].astype(np.float64), 0.0).T
-            yield index, WrittenTokens(ids, np.zeros(len(ids)) if self.rules.is_greedy else drawn, own)
+            drawn, raw = np.minimum(lines[:, :2].astype(np.float64), 0.0).T
+            yield index, WrittenTokens(ids, np.zeros(len(ids)) if self.rules.is_greedy else drawn, raw)
 
     def _call_workers(self, method: str, *arguments: Any) -> list[Any]:
         with self.log.explaining("vLLM stopped", EngineError):
-            found: list[Any] = self.llm.llm_engine.collective_rpc(method, args=arguments)
-        return found
+            answers: list[Any] = self.llm.llm_engine.collective_rpc(method, args=arguments)
+        return answers
 
-    def _params(self, asked: WritingRequest) -> Any:
+    def _params(self, request: WritingRequest) -> Any:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -122,8 +122,8 @@ class VllmWriter(Writer):
             top_p=rules.top_p,
             top_k=rules.top_k,
             min_p=rules.min_p,
-            seed=asked.seed,
-            max_tokens=asked.room,
+            seed=request.seed,
+            max_tokens=request.room,
             ignore_eos=True,  # the end tokens are named, so that every engine ends its texts at the same ones
             stop_token_ids=sorted(self.ends),
             detokenize=False,
@@ -141,17 +141,17 @@ def _draws_its_own(rules: DrawingRules) -> bool:
     return rules.is_greedy or rules.is_own
 
 
-def _arguments(given: LaunchArguments, work: Work, rules: DrawingRules) -> dict[str, Any]:
+def _arguments(launch: LaunchArguments, work: Work, rules: DrawingRules) -> dict[str, Any]:
     from vllm.platforms import current_platform
 
-    support.refuse_arguments(given.extra, NOT_WHILE_WRITING)
+    support.refuse_arguments(launch.extra, NOT_WHILE_WRITING)
     extension = "scoremode.studies.rollouts.engines.vllm_written_tokens.WritingWorker"
-    found: dict[str, Any] = {"skip_tokenizer_init": True, "worker_extension_cls": extension}
+    arguments: dict[str, Any] = {"skip_tokenizer_init": True, "worker_extension_cls": extension}
     if not _draws_its_own(rules):  # a sampler that does not show its filters is not chosen then
-        found["logprobs_mode"] = "processed_logprobs"
+        arguments["logprobs_mode"] = "processed_logprobs"
     if not rules.is_greedy and current_platform.is_cpu():
         # vLLM takes a draw back that belongs to a chunk of a prompt, and a generator on a CPU cannot do that
-        found["enable_chunked_prefill"] = False
+        arguments["enable_chunked_prefill"] = False
     if work.path is not None:
-        found["max_num_seqs"] = work.path.sequences
-    return {**given.arguments(), **found}
+        arguments["max_num_seqs"] = work.path.sequences
+    return {**launch.arguments(), **arguments}

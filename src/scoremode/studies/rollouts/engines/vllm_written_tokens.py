@@ -45,16 +45,16 @@ class SampledRows:
 class WritingWorker:
     """Methods that vLLM adds to its worker class (``worker_extension_cls``), so that our writer can call them."""
 
-    def scoremode_write(self, own: bool) -> None:
-        """Begins to keep log-probabilities. ``own``: tokens are drawn from the model's own distribution, or greedily.
+    def scoremode_write(self, draws_own: bool) -> None:
+        """Begins to keep log-probabilities. ``draws_own``: draws are from the model's own distribution, or greedy.
 
         Ranks that do not sample never have anything to keep.
         """
         runner = self.model_runner  # type: ignore[attr-defined]
         sampler: Any = runner.sampler
         if isinstance(sampler, torch.nn.Module):
-            self._scoremode_sampled = kept = KeptSteps(own, first_wins=False)
-            if not own:  # it returns logits after filters, instead of normalizing them all
+            self._scoremode_sampled = steps = KeptSteps(draws_own, first_wins=False)
+            if not draws_own:  # it returns logits after filters, instead of normalizing them all
                 filters: Any = sampler.topk_topp_sampler
                 filters.logprobs_mode = "processed_logits"
 
@@ -63,32 +63,32 @@ class WritingWorker:
                 count = batch.num_reqs
                 return batch.req_ids[:count], list(map(len, batch.req_output_token_ids[:count]))
 
-            kept.watch(sampler)
-            sampler.forward = kept.wrap(sampler.forward, lambda *_: places())
+            steps.watch(sampler)
+            sampler.forward = steps.wrap(sampler.forward, lambda *_: places())
         elif sampler is not None:  # V2 runner
-            self._scoremode_sampled = kept = KeptSteps(own, first_wins=True)
-            runner.sampler = WrappedSampler(sampler, kept)
+            self._scoremode_sampled = steps = KeptSteps(draws_own, first_wins=True)
+            runner.sampler = WrappedSampler(sampler, steps)
 
     def scoremode_take(self, texts: list[int], first: list[int], counts: list[int]) -> list[bytes]:
         """Returns the lines of finished texts, given by number; no lines on ranks that do not sample.
 
         ``first`` is the length of each prompt, and ``counts`` the number of tokens that were written after it.
         """
-        kept: KeptSteps | None = getattr(self, "_scoremode_sampled", None)
-        return [] if kept is None else kept.take(texts, first, counts)
+        steps: KeptSteps | None = getattr(self, "_scoremode_sampled", None)
+        return [] if steps is None else steps.take(texts, first, counts)
 
 
 class WrappedSampler:
     """Takes the place of the V2 runner's sampler, which is called as an object."""
 
-    def __init__(self, stock: Any, kept: KeptSteps) -> None:
-        if not kept.own:  # FlashInfer draws without showing its filters; draws with seeds are never its own
+    def __init__(self, stock: Any, steps: KeptSteps) -> None:
+        if not steps.own:  # FlashInfer draws without showing its filters; draws with seeds are never its own
             stock.use_flashinfer = False
-        kept.watch(stock)
-        self._stock, self._sample = stock, kept.wrap(stock, self._places)
+        steps.watch(stock)
+        self._stock, self._sample = stock, steps.wrap(stock, self._places)
 
-    def __call__(self, logits: Tensor, batch: Any, *rest: Any, **named: Any) -> Any:
-        return self._sample(logits, batch, *rest, **named)
+    def __call__(self, logits: Tensor, batch: Any, *rest: Any, **kwargs: Any) -> Any:
+        return self._sample(logits, batch, *rest, **kwargs)
 
     def _places(self, batch: Any, *_: Any) -> Places:
         return batch.req_ids[: batch.num_reqs], batch.seq_lens_cpu_upper_bound[: batch.num_reqs].tolist()
@@ -100,8 +100,8 @@ class WrappedSampler:
 class KeptSteps:
     """The log-probabilities of sampled tokens, until they are fetched."""
 
-    def __init__(self, own: bool, *, first_wins: bool) -> None:
-        self.own, self.first_wins = own, first_wins
+    def __init__(self, draws_own: bool, *, first_wins: bool) -> None:
+        self.own, self.first_wins = draws_own, first_wins
         self._processed: Tensor | None = None  # logits of this step, after temperature and filters
         self._steps: list[Places] = []
         self._lines, self._used = torch.empty(0, 3), 0  # those of the steps; on the device from the first one on
@@ -113,8 +113,8 @@ class KeptSteps:
             return
         stock = sampler.sample
 
-        def sample(*given: Any, **named: Any) -> Any:
-            sampled, self._processed = stock(*given, **named)
+        def sample(*args: Any, **kwargs: Any) -> Any:
+            sampled, self._processed = stock(*args, **kwargs)
             return sampled, self._processed
 
         sampler.sample = sample
@@ -125,10 +125,10 @@ class KeptSteps:
         Temperature and filters write into logits of float32. Others are copied to float32 first.
         """
 
-        def sample(logits: Tensor, *rest: Any, **named: Any) -> Any:
-            own = logits if self.own or logits.dtype != torch.float32 else logits.clone()
-            output = stock(logits, *rest, **named)
-            self.keep(places(*rest), own, output.sampled_token_ids)
+        def sample(logits: Tensor, *rest: Any, **kwargs: Any) -> Any:
+            raw_logits = logits if self.own or logits.dtype != torch.float32 else logits.clone()
+            output = stock(logits, *rest, **kwargs)
+            self.keep(places(*rest), raw_logits, output.sampled_token_ids)
             return output
 
         return sample
@@ -158,11 +158,11 @@ class KeptSteps:
         rows = waiting.where(order[is_new if self.first_wins else np.append(is_new[1:], True)[: len(order)]])
         self._waiting = waiting.where(~is_taken)
         begins, ends = (np.searchsorted(rows.texts, np.array(texts, np.int32), side) for side in ("left", "right"))
-        found = []
+        parts = []
         for begin, end, prompt, count in zip(begins, ends, first, counts, strict=True):
             skipped = np.searchsorted(rows.places[begin:end], prompt) if self.first_wins else 0
-            found.append(rows.lines[begin + skipped : min(begin + skipped + count, end)].tobytes())
-        return found
+            parts.append(rows.lines[begin + skipped : min(begin + skipped + count, end)].tobytes())
+        return parts
 
     def _read(self) -> None:
         """Appends the rows of all steps to those that are not fetched yet."""
@@ -176,7 +176,7 @@ class KeptSteps:
                 before = requests
                 numbers = np.array(list(map(text_number, requests)), np.int32)
             texts.append(numbers)
-        places = [self._waiting.places, *(np.array(one, np.int32) for _, one in steps)]
+        places = [self._waiting.places, *(np.array(token_numbers, np.int32) for _, token_numbers in steps)]
         lines = [self._waiting.lines, self._lines[: self._used].cpu().numpy()]
         self._waiting = SampledRows(*map(np.concatenate, (texts, places, lines)))
         self._used = 0
@@ -191,19 +191,19 @@ def text_number(request: str) -> int:
     return int(request.split("-")[1])
 
 
-def write_lines(own: Tensor, drawn: Tensor | None, sampled: Tensor, lines: Tensor, at: range) -> None:
+def write_lines(logits: Tensor, drawn: Tensor | None, sampled: Tensor, lines: Tensor, at: range) -> None:
     """Writes the lines ``at`` for as many rows of a step, whose tokens are ``sampled`` (n or more, 1).
 
     ``drawn`` are the logits after temperature and filters; None: tokens are drawn from the model's own, or greedily.
     """
-    if own.is_cuda:
+    if logits.is_cuda:
         from scoremode.head.rows_triton import write_logprobs
 
-        write_logprobs(own, drawn, sampled, lines, at)
+        write_logprobs(logits, drawn, sampled, lines, at)
         return
     n = len(at)
     chosen = sampled[:n, 0]
-    raw = logprob_of(own[:n], chosen)
+    raw = logprob_of(logits[:n], chosen)
     bits = chosen.to(torch.int32).view(torch.float32)
     both = [raw if drawn is None else logprob_of(drawn[:n], chosen), raw, bits]
     lines[at.start : at.stop] = torch.stack(both, 1)

@@ -57,14 +57,14 @@ def draw(logits: Tensor, rules: DrawingRules, uniform: Floats) -> tuple[Ids, Flo
         chosen = (x == x.amax(1, keepdim=True)).int().argmax(1)  # of equal ones, the lowest id
         drawn = torch.zeros_like(x[:, 0])
     else:
-        kept = filtered(x / rules.temperature, rules)
-        chosen = _at(kept.softmax(1), torch.from_numpy(uniform).to(x.device))
-        drawn = _logprob(kept, chosen)
+        masked_logits = filtered(x / rules.temperature, rules)
+        chosen = _at(masked_logits.softmax(1), torch.from_numpy(uniform).to(x.device))
+        drawn = _logprob(masked_logits, chosen)
     raw = _logprob(x, chosen)
-    found = torch.stack([chosen.double(), drawn, raw]).cpu().numpy()  # an id is exact in float64
-    if np.isnan(found).any():
+    columns = torch.stack([chosen.double(), drawn, raw]).cpu().numpy()  # an id is exact in float64
+    if np.isnan(columns).any():
         raise EngineError("the model gives NaN", fix="try --dtype float32; if it stays, the weights are damaged")
-    return found[0].astype(np.int32), np.minimum(found[1], 0.0), np.minimum(found[2], 0.0)
+    return columns[0].astype(np.int32), np.minimum(columns[1], 0.0), np.minimum(columns[2], 0.0)
 
 
 def filtered(x: Tensor, rules: DrawingRules) -> Tensor:
@@ -85,32 +85,32 @@ def filtered(x: Tensor, rules: DrawingRules) -> Tensor:
 def _at(share: Tensor, uniform: Tensor) -> Tensor:
     """The token at which the sum of the probabilities of all ids up to it exceeds a uniform number."""
     total = share.cumsum(1)
-    found = torch.searchsorted(total, (uniform * total[:, -1])[:, None], right=True)[:, 0]
-    return torch.where(found < share.shape[1], found, share.argmax(1))  # the product may round up to the whole sum
+    ids = torch.searchsorted(total, (uniform * total[:, -1])[:, None], right=True)[:, 0]
+    return torch.where(ids < share.shape[1], ids, share.argmax(1))  # the product may round up to the whole sum
 
 
 def _logprob(x: Tensor, chosen: Tensor) -> Tensor:
-    found: Tensor = x.gather(1, chosen[:, None])[:, 0] - x.logsumexp(1)
-    return found
+    logprob: Tensor = x.gather(1, chosen[:, None])[:, 0] - x.logsumexp(1)
+    return logprob
 
 
 class TextsInProgress:
     """Texts that are written side by side: what was drawn for each, what it is fed next, and which have ended."""
 
-    def __init__(self, asked: Sequence[WritingRequest], rules: DrawingRules, ends: frozenset[int]) -> None:
-        self.asked, self.rules, self.ends = asked, rules, ends
-        self._drawn: list[list[tuple[int, float, float]]] = [[] for _ in asked]
-        self._numbers = [np.random.Generator(np.random.Philox(key=one.seed)) for one in asked]
-        self.ended: Bools = np.zeros(len(asked), np.bool_)
+    def __init__(self, requests: Sequence[WritingRequest], rules: DrawingRules, ends: frozenset[int]) -> None:
+        self.asked, self.rules, self.ends = requests, rules, ends
+        self._drawn: list[list[tuple[int, float, float]]] = [[] for _ in requests]
+        self._numbers = [np.random.Generator(np.random.Philox(key=request.seed)) for request in requests]
+        self.ended: Bools = np.zeros(len(requests), np.bool_)
 
     def draw(self, places: Ints, logits: Tensor) -> Ids:
         """Draws a token for the texts at these places from their rows of logits, and returns the tokens."""
         uniform = np.array([self._numbers[place].random() for place in places])
         ids, logprob, raw = draw(logits, self.rules, uniform)
-        for place, *one in zip(places.tolist(), ids.tolist(), logprob.tolist(), raw.tolist(), strict=True):
-            own: Any = self._drawn[place]
-            own.append(tuple(one))
-            self.ended[place] = one[0] in self.ends or len(own) >= self.asked[place].room
+        for place, *token in zip(places.tolist(), ids.tolist(), logprob.tolist(), raw.tolist(), strict=True):
+            tokens: Any = self._drawn[place]
+            tokens.append(tuple(token))
+            self.ended[place] = token[0] in self.ends or len(tokens) >= self.asked[place].room
         return ids
 
     def written(self, place: int) -> WrittenTokens:
@@ -125,11 +125,11 @@ class BatchWriter(Writer):
         self.engine, self.facts, self.size = engine, engine.facts, engine.path.sequences
         self.ends, self.rules = ends, rules
 
-    def write(self, asked: Sequence[WritingRequest], done: Bools, tell: Tell) -> Iterator[tuple[int, WrittenTokens]]:
-        for batch in batches_of_texts(asked, self.size):
+    def write(self, requests: Sequence[WritingRequest], done: Bools, tell: Tell) -> Iterator[tuple[int, WrittenTokens]]:
+        for batch in batches_of_texts(requests, self.size):
             if done[batch].all():
                 continue
-            texts = TextsInProgress([asked[i] for i in batch], self.rules, self.ends)
+            texts = TextsInProgress([requests[i] for i in batch], self.rules, self.ends)
             try:
                 for place in self._write(texts, tell):
                     if not done[batch[place]]:
@@ -163,18 +163,18 @@ class TransformersWriter(BatchWriter):
     def _write(self, texts: TextsInProgress, tell: Tell) -> Iterator[int]:
         from scoremode.engines.transformers import batches
 
-        prompts = [one.prompt for one in texts.asked]
+        prompts = [request.prompt for request in texts.asked]
         reached = min(map(len, prompts))
         cache, places = self.engine.cache.empty(), np.arange(len(prompts))
         rows = self.engine.fed(np.stack([prompt[:reached] for prompt in prompts]), cache)
         while len(places):
             following = np.array([prompts[i][min(reached, len(prompts[i]) - 1)] for i in places], np.int32)
-            own = np.flatnonzero([reached >= len(prompts[i]) and not texts.ended[i] for i in places])
-            if len(own):
-                logits = self.engine.logits_of(rows[torch.from_numpy(own).to(rows.device)])
-                following[own] = texts.draw(places[own], logits)
-                tell(len(own))
-                yield from (int(i) for i in places[own] if texts.ended[i])
+            ready = np.flatnonzero([reached >= len(prompts[i]) and not texts.ended[i] for i in places])
+            if len(ready):
+                logits = self.engine.logits_of(rows[torch.from_numpy(ready).to(rows.device)])
+                following[ready] = texts.draw(places[ready], logits)
+                tell(len(ready))
+                yield from (int(i) for i in places[ready] if texts.ended[i])
             left = np.flatnonzero(~texts.ended[places])
             if not len(left):
                 return
@@ -199,7 +199,7 @@ class LlamaCppWriter(BatchWriter):
 
     def _write(self, texts: TextsInProgress, tell: Tell) -> Iterator[int]:
         self.engine.clear()
-        prompts = [one.prompt for one in texts.asked]
+        prompts = [request.prompt for request in texts.asked]
         for place, prompt in enumerate(prompts):
             self._read(place, prompt[:-1])
         places = np.arange(len(prompts))
@@ -233,10 +233,10 @@ class TableWriter(Writer):
         self.table, self.rules, self.facts = table, rules, table.facts
         self.ends = frozenset[int]()
 
-    def write(self, asked: Sequence[WritingRequest], done: Bools, tell: Tell) -> Iterator[tuple[int, WrittenTokens]]:
+    def write(self, requests: Sequence[WritingRequest], done: Bools, tell: Tell) -> Iterator[tuple[int, WrittenTokens]]:
         for number in np.flatnonzero(~done).tolist():
-            text = TextsInProgress([asked[number]], self.rules, self.ends)
-            last = int(asked[number].prompt[-1])
+            text = TextsInProgress([requests[number]], self.rules, self.ends)
+            last = int(requests[number].prompt[-1])
             while not text.ended[0]:
                 line = self.table.logprobs[last % len(self.table.logprobs)]
                 last = int(text.draw(np.zeros(1, np.int64), torch.from_numpy(line[None]))[0])
