@@ -61,8 +61,8 @@ def cache_bits(keys: int | None, values: int | None) -> tuple[int, int] | None:
     if keys is None and values is None:
         return None
     if keys is None or values is None:
-        missing, given = ("--cache-bits-k", values) if keys is None else ("--cache-bits-v", keys)
-        raise OptionError("ExLlamaV3 quantizes keys and values, or neither", fix=f"add {missing} {given}")
+        missing, bits = ("--cache-bits-k", values) if keys is None else ("--cache-bits-v", keys)
+        raise OptionError("ExLlamaV3 quantizes keys and values, or neither", fix=f"add {missing} {bits}")
     return keys, values
 
 
@@ -115,8 +115,8 @@ class ExllamaPlugin(EnginePlugin):
     def open(self, subject: Subject, options: ExllamaOptions, work: Work) -> Engine:
         problem = self.problem()
         if problem is not None:
-            what, _, fix = problem.partition("; ")
-            raise EngineError(what, fix=fix or "score it on a machine with a GPU")
+            message, _, fix = problem.partition("; ")
+            raise EngineError(message, fix=fix or "score it on a machine with a GPU")
         from scoremode.engines.exllamav3.engine import ExllamaEngine
 
         assert subject.checkpoint is not None

@@ -210,15 +210,15 @@ class ExllamaEngine(StepEngine):
         ids = [(np.arange(length, dtype=np.int32) * 7 + 3) % self.vocabulary for length in lengths]
         windows = [Window(x, np.arange(len(x), dtype=np.int32), x[:, None]) for x in ids]
         whole = [self._logits(x).float() for x in ids]
-        size = torch.stack([found.abs().max() for found in whole]).max().clamp_min(1.0)
+        size = torch.stack([expected.abs().max() for expected in whole]).max().clamp_min(1.0)
         for rows, logits in self.steps(windows):
-            found = logits.float()
-            if not bool(found.isfinite().all()):
+            stepped = logits.float()
+            if not bool(stepped.isfinite().all()):
                 raise EngineError("the model gives NaN if it is fed token by token", fix="leave --path out")
-            far = (found - torch.stack([whole[place][row] for place, row in rows])).abs().max() / size
+            far = (stepped - torch.stack([whole[place][row] for place, row in rows])).abs().max() / size
             if self.cache.bits is None and float(far) > SLACK:
-                words = f"the logits of {self.config.architecture} are other ones if it is fed token by token"
-                raise EngineError(words, fix="leave --path out, and report this model")
+                message = f"the logits of {self.config.architecture} are other ones if it is fed token by token"
+                raise EngineError(message, fix="leave --path out, and report this model")
 
     # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def score(self, source: WindowSource, done: Bools, want: Wanted = SCORES) -> Iterator[tuple[int, Answers]]:

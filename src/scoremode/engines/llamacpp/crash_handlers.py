@@ -56,8 +56,8 @@ def install(functions: Any) -> tuple[Any, ...]:
 
 
 def _aborted(message: bytes | None) -> None:
-    words = (message or b"").decode("utf-8", "replace").strip()
-    _end(f"llama.cpp ended this process: {re.sub(r'^[^ ]*/', '', words)[-300:]}")
+    text = (message or b"").decode("utf-8", "replace").strip()
+    _end(f"llama.cpp ended this process: {re.sub(r'^[^ ]*/', '', text)[-300:]}")
 
 
 def _uncaught() -> None:
@@ -68,9 +68,9 @@ def _crashed(number: int) -> None:
     _end(f"llama.cpp crashed this process ({signal.Signals(number).name})")
 
 
-def _end(words: str) -> NoReturn:
+def _end(message: str) -> NoReturn:
     descriptor = _standard_error[-1]
-    line = f"scoremode: {one_line(words)}; {REMEDY}\n".encode()
+    line = f"scoremode: {one_line(message)}; {REMEDY}\n".encode()
     with contextlib.suppress(OSError):
         os.write(descriptor, (SHOW_CURSOR if os.isatty(descriptor) else b"") + line)
     os._exit(EXIT_CODE)

@@ -91,9 +91,9 @@ class LlamaCppEngine(StepEngine):
         self._held.callback(call.llama_model_free, model)
         if call.llama_model_has_encoder(model):
             raise ModelError(f"{facts.files[0]} has an encoder", fix="choose a causal language model")
-        found = call.llama_vocab_n_tokens(call.llama_model_get_vocab(model))
-        if found != self.vocabulary:
-            raise ModelError(f"{facts.files[0]} has {found} ids, not {self.vocabulary}", fix="download it again")
+        count = call.llama_vocab_n_tokens(call.llama_model_get_vocab(model))
+        if count != self.vocabulary:
+            raise ModelError(f"{facts.files[0]} has {count} ids, not {self.vocabulary}", fix="download it again")
 
     def _open_context(self, longest: int) -> Any:
         call, choices, types = self._llama.call, self.choices, gguf_constants().GGMLQuantizationType
@@ -129,7 +129,7 @@ class LlamaCppEngine(StepEngine):
         rows = np.arange(count, dtype=np.int32)
         together = self._decode(ids, 0, rows).clone()
         pointers = [self._llama.call.llama_get_logits_ith(self._context, i) for i in range(count)]
-        each = torch.from_numpy(np.stack([np.ctypeslib.as_array(one, (self.vocabulary,)) for one in pointers]))
+        each = torch.from_numpy(np.stack([np.ctypeslib.as_array(pointer, (self.vocabulary,)) for pointer in pointers]))
         if not bool(together.isfinite().all()):
             raise EngineError("the model gives NaN", fix="the file is damaged, or its type is not supported here")
         if not torch.equal(together, each):
@@ -211,10 +211,10 @@ class LlamaCppEngine(StepEngine):
             count, length = feed.ids.shape
             positions = np.tile(np.arange(feed.begin, feed.begin + length), count)
             # logits of every sequence, as a server computes them: with fewer rows, the last layer has other kernels
-            asked = np.arange(count) if feed.is_step else feed.lines
-            logits = self.feed(feed.ids.reshape(-1), positions, np.repeat(feed.places, length), asked)
+            lines = np.arange(count) if feed.is_step else feed.lines
+            logits = self.feed(feed.ids.reshape(-1), positions, np.repeat(feed.places, length), lines)
             if feed.rows:
-                yield feed.rows, logits if len(feed.rows) == len(asked) else logits[feed.lines]
+                yield feed.rows, logits if len(feed.rows) == len(lines) else logits[feed.lines]
 
     # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def score(self, source: WindowSource, done: Bools, want: Wanted = SCORES) -> Iterator[tuple[int, Answers]]:
@@ -280,10 +280,10 @@ def _require_whole_blocks(facts: GgufFacts, choices: LlamaCppParameters) -> None
     width, heads = facts.number("embedding_length"), facts.number("attention.head_count")
     size = width // heads if width and heads else None
     for flag, key, kind in (("k", "key", choices.cache_type_k), ("v", "value", choices.cache_type_v)):
-        found = facts.number(f"attention.{key}_length") or size
+        length = facts.number(f"attention.{key}_length") or size
         block = constants.GGML_QUANT_SIZES[constants.GGMLQuantizationType[kind.upper()]][0]
-        if found is not None and found % block:
+        if length is not None and length % block:
             raise OptionError(
-                f"--cache-type-{flag} {kind} stores blocks of {block}, and a head of this model has {found}",
+                f"--cache-type-{flag} {kind} stores blocks of {block}, and a head of this model has {length}",
                 fix=f"use --cache-type-{flag} f16",
             )

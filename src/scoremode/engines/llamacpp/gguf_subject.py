@@ -129,15 +129,15 @@ class LlamaTokenizer:
         raw = text.encode()
         if len(raw) > LONGEST_INPUT:
             raise CorpusError("llama.cpp cannot tokenize a text of 2 GB", fix="give the text as several files")
-        room, found = len(raw) + 16, -1
-        while found < 0:
+        room, count = len(raw) + 16, -1
+        while count < 0:
             ids = np.empty(room, np.int32)
             place = ids.ctypes.data_as(ctypes.c_void_p)
-            found = int(self._llama.call.llama_tokenize(self._vocab, raw, len(raw), place, room, special, True))
-            if found < 0 and not LONGEST_INPUT >= -found > room:
+            count = int(self._llama.call.llama_tokenize(self._vocab, raw, len(raw), place, room, special, True))
+            if count < 0 and not LONGEST_INPUT >= -count > room:
                 raise CorpusError("llama.cpp cannot tokenize this text", fix="name a tokenizer with --tokenizer")
-            room = -found  # it put spaces after special tokens, and needs so many ids
-        return ids[:found].copy()
+            room = -count  # it put spaces after special tokens, and needs so many ids
+        return ids[:count].copy()
 
     def encode(self, text: str, *, special: bool) -> Encoding:
         ids = self._ids(text, special=special)
@@ -209,10 +209,10 @@ class LlamaTokenizer:
         room = 64
         while True:
             buffer = ctypes.create_string_buffer(room)
-            found = self._llama.call.llama_token_to_piece(self._vocab, token, buffer, room, 0, special)
-            if found >= 0:
-                return buffer.raw[:found]
-            room = -found
+            length = self._llama.call.llama_token_to_piece(self._vocab, token, buffer, room, 0, special)
+            if length >= 0:
+                return buffer.raw[:length]
+            room = -length
 
     def pieces(self) -> list[bytes]:
         call, vocab = self._llama.call, self._vocab
@@ -229,8 +229,8 @@ class LlamaTokenizer:
         if not self._template:
             raise ModelError("this model has no chat template", fix="choose a text field with --field")
 
-        known = {"bos_token": self.facts.bos, "eos_token": self.facts.eos}
-        special: dict[str, Any] = {name: self.decode([token]) for name, token in known.items() if token is not None}
+        tokens = {"bos_token": self.facts.bos, "eos_token": self.facts.eos}
+        special: dict[str, Any] = {name: self.decode([token]) for name, token in tokens.items() if token is not None}
         return render_template(str(self._template), messages, open_turn=open_turn, special=special)
 
 
@@ -241,11 +241,11 @@ def cache_bytes(facts: GgufFacts, choices: LlamaCppParameters, tokens: int) -> i
     width, layers = facts.number("embedding_length") or 0, facts.number("block_count") or 0
     heads = facts.number("attention.head_count") or 1
     shared = facts.number("attention.head_count_kv") or heads
-    found = 0
+    total = 0
     for key, kind in (("key", choices.cache_type_k), ("value", choices.cache_type_v)):
         count, size = sizes[types[kind.upper()]]  # numbers and bytes of a block
-        found += layers * tokens * shared * (facts.number(f"attention.{key}_length") or width // heads) * size // count
-    return found
+        total += layers * tokens * shared * (facts.number(f"attention.{key}_length") or width // heads) * size // count
+    return total
 
 
 def memory_of(facts: GgufFacts, vocabulary: int, choices: LlamaCppParameters, longest: int) -> int:

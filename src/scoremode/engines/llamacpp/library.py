@@ -211,14 +211,14 @@ class Library:
         """Loads the model in a file, or its vocabulary alone; ModelError if llama.cpp refuses it."""
         self.complaints.clear()
         with crash_handlers.raw_lines_into(self.complaints):
-            found = self.call.llama_model_load_from_file(os.fsencode(path), parameters)
-        if not found:
-            what = "read the vocabulary of" if parameters.vocab_only else "load"
+            model = self.call.llama_model_load_from_file(os.fsencode(path), parameters)
+        if not model:
+            action = "read the vocabulary of" if parameters.vocab_only else "load"
             raise ModelError(
-                f"llama.cpp cannot {what} {path}: {self.complaint() or 'no reason given'}",
+                f"llama.cpp cannot {action} {path}: {self.complaint() or 'no reason given'}",
                 fix="download it again, or install a newer llama.cpp",
             )
-        return found
+        return model
 
     def complaint(self) -> str:
         """The last errors that llama.cpp logged, in its own words and on one line."""
@@ -254,10 +254,10 @@ def how_to_install() -> str:
 @cache
 def library() -> Library:
     """llama.cpp's library; loaded once for the whole process."""
-    found = installed()
-    if found is None:
+    source = installed()
+    if source is None:
         raise EngineError("llama.cpp is not installed, and it scores GGUF files", fix=how_to_install())
-    package, its_version = found
+    package, release = source
     try:
         file, model, context = _SOURCES[package]()
         functions = ctypes.CDLL(str(file))
@@ -265,17 +265,17 @@ def library() -> Library:
             function = getattr(functions, name)
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError, ImportError) as error:
-        raise EngineError(f"llama.cpp of {' '.join(found)} cannot be loaded ({error})", fix=_repair(package)) from None
-    check_layout(functions, " ".join(found), _repair(package))
+        raise EngineError(f"llama.cpp of {' '.join(source)} cannot be loaded ({error})", fix=_repair(package)) from None
+    check_layout(functions, " ".join(source), _repair(package))
     complaints: deque[str] = deque(maxlen=6)
     log = LOG(lambda level, text, _: _keep_error(complaints, level, text))
     functions.llama_log_set(ctypes.cast(log, c_void_p), None)
-    kept = (log, *crash_handlers.install(functions))
+    callbacks = (log, *crash_handlers.install(functions))
     _load_back_ends(functions, file)
     functions.llama_backend_init()
     if package == OWN_FILE:
-        package, its_version = file.name, f"sha256 {_sha256_of_all(file)[:16]}"
-    return Library(package, its_version, functions, complaints, kept)
+        package, release = file.name, f"sha256 {_sha256_of_all(file)[:16]}"
+    return Library(package, release, functions, complaints, callbacks)
 
 
 def _repair(package: str) -> str:
@@ -299,18 +299,18 @@ def _load_back_ends(functions: Any, file: Path) -> None:
 def _sha256_of_all(file: Path) -> str:
     """One sha256 of libllama and ggml's libraries: those in memory, or beside it where the system does not say."""
     maps = Path("/proc/self/maps")
-    found = {Path(line.split(maxsplit=5)[-1]) for line in maps.read_text().splitlines()} if maps.exists() else set()
-    ours = {path for path in found or file.parent.iterdir() if path.name.startswith("libggml")}
+    paths = {Path(line.split(maxsplit=5)[-1]) for line in maps.read_text().splitlines()} if maps.exists() else set()
+    ours = {path for path in paths or file.parent.iterdir() if path.name.startswith("libggml")}
     return hashlib.sha256("".join(sorted(map(remembered_sha256, {file, *ours}))).encode()).hexdigest()
 
 
 def _keep_error(complaints: deque[str], level: int, text: bytes | None) -> None:
     """Keeps the errors that llama.cpp logs; other lines are not for our user."""
-    words = (text or b"").decode("utf-8", "replace")
+    message = (text or b"").decode("utf-8", "replace")
     if level == ERROR_LEVEL:
-        complaints.append(words)
+        complaints.append(message)
     elif level == CONTINUED_LEVEL and complaints and not complaints[-1].endswith("\n"):
-        complaints[-1] += words
+        complaints[-1] += message
 
 
 def _own_file() -> tuple[Path, type, type]:
@@ -319,8 +319,8 @@ def _own_file() -> tuple[Path, type, type]:
 
 def _own_build() -> tuple[Path, type, type]:
     """The library of llama-cpp-python, and its structs, which belong to the llama.cpp that it was compiled with."""
-    own = importlib.import_module("llama_cpp.llama_cpp")
-    return Path(own._lib._name), own.llama_model_params, own.llama_context_params
+    module = importlib.import_module("llama_cpp.llama_cpp")
+    return Path(module._lib._name), module.llama_model_params, module.llama_context_params
 
 
 def _prebuilt() -> tuple[Path, type, type]:

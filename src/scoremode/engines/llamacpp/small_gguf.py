@@ -56,11 +56,11 @@ def llama_tensors(folder: Path, config: dict[str, Any]) -> list[tuple[str, Matri
 
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     names = get_tensor_name_map(MODEL_ARCH.LLAMA, config["num_hidden_layers"])
-    found = []
+    tensors = []
     for name, matrix in load_file(folder / "model.safetensors").items():
         if count := heads.get(name.split(".")[-2]):
             pairs = matrix.reshape(count, 2, len(matrix) // count // 2, -1)
             matrix = pairs.swapaxes(1, 2).reshape(matrix.shape)  # noqa: PLW2901 (the same tensor, rows moved)
-        own = names.get_name(name, try_suffixes=(".weight",))
-        found.append((own, np.ascontiguousarray(matrix, np.float32)))
-    return found
+        gguf_name = names.get_name(name, try_suffixes=(".weight",))
+        tensors.append((gguf_name, np.ascontiguousarray(matrix, np.float32)))
+    return tensors

@@ -49,8 +49,8 @@ class MlxPlugin(EnginePlugin):
         subject = subject_of_checkpoint(model, options, tokenizer)
         assert subject.checkpoint is not None
         quantization = quantization_of(subject.checkpoint.config)
-        words = "MLX" if quantization is None or subject.bits_per_weight is None else format_words(quantization)
-        return subject if quantization is None else replace(subject, format=words)
+        label = "MLX" if quantization is None or subject.bits_per_weight is None else format_words(quantization)
+        return subject if quantization is None else replace(subject, format=label)
 
     def settings(self, subject: Subject, options: MlxOptions) -> dict[str, Any]:
         self._require_possible(options)
@@ -70,8 +70,8 @@ class MlxPlugin(EnginePlugin):
     def _require_possible(self, options: MlxOptions) -> None:
         """Refuses to start without mlx-lm, and values that MLX cannot compute with."""
         if problem := self.problem():
-            what, _, fix = problem.partition("; ")
-            raise EngineError(what, fix=fix)
+            message, _, fix = problem.partition("; ")
+            raise EngineError(message, fix=fix)
         if options.dtype == "float64":
             raise OptionError("MLX does not compute models in float64", fix="give --dtype float32")
         if options.kv_group_size not in (None, 32, 64, 128):
@@ -85,13 +85,13 @@ class MlxPlugin(EnginePlugin):
         return replace(options, prefill_step_size=tokens)
 
     def memory_need(self, subject: Subject, options: MlxOptions, work: Work) -> MemoryNeed:
-        found = super().memory_need(subject, options, work)
+        need = super().memory_need(subject, options, work)
         head = (subject.vocabulary or 0) * (subject.hidden_size or 0) * 4  # a copy in float32
         stored = subject.dtype if options.dtype in (None, "auto") else options.dtype
         config = {} if subject.checkpoint is None else subject.checkpoint.config
         is_plain = options.kv_cache_dtype in (None, "auto")
         cache = cache_bytes(config, stored or "", work.cached_tokens) if is_plain else None
-        return replace(found, size=found.size + (0 if options.head == "as-served" else head), cache=cache)
+        return replace(need, size=need.size + (0 if options.head == "as-served" else head), cache=cache)
 
     def self_test(self, checkpoint: Path) -> SelfTest:
         """A model in 4 bits, but for its head, against its weights de-quantized."""

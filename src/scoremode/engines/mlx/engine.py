@@ -41,7 +41,7 @@ class MlxEngine(StepEngine, StatesEngine):
     def __init__(self, facts: ModelFacts, options: MlxOptions, path: DecodePath | None = None) -> None:
         super().__init__(options)
         self.options, self.path, self.device, self._longest = options, path, torch.device("cpu"), 0
-        device, words = device_of(options.device)
+        device, device_name = device_of(options.device)
         loaded, self.vocabulary = load_model(facts, options, device)
         self.model = RecordedModel(loaded, self.vocabulary, facts.name, device)
         self.bits = CACHE_BITS.get(options.kv_cache_dtype or "")
@@ -55,7 +55,7 @@ class MlxEngine(StepEngine, StatesEngine):
         self.facts = EngineFacts(
             engine="mlx",
             dtype=dtype,
-            device=words,
+            device=device_name,
             head="exact-fp32" if self.head else "as-served",
             vocabulary=self.vocabulary,
             context_length=facts.context_length,
@@ -90,10 +90,10 @@ class MlxEngine(StepEngine, StatesEngine):
             self.choice = choose(head, options.head_kernel, divergence=False)
             return head, dtype
         if options.head != "as-served":
-            words = f"{self.model.name} changes its logits after its head in a way that is not known"
+            reason = f"{self.model.name} changes its logits after its head in a way that is not known"
             if options.head == "exact":
-                raise OptionError(f"--head exact: {words}", fix="use --head as-served")
-            notes.append(f"{words}: its own logits are used")
+                raise OptionError(f"--head exact: {reason}", fix="use --head as-served")
+            notes.append(f"{reason}: its own logits are used")
         if options.head_kernel is not None:
             raise OptionError("--head-kernel: the model's own logits are used", fix="leave --head-kernel out")
         return None, dtype
@@ -153,8 +153,8 @@ class MlxEngine(StepEngine, StatesEngine):
             reason = str(error).strip().split("\n")[0][:160] or type(error).__name__
         finally:
             self._quantizing["quantized_kv_start"] = start
-        what = f"{name} with an {self.options.kv_cache_dtype} cache in groups of {self._quantizing['kv_group_size']}"
-        raise ModelError(f"mlx-lm cannot score {what} ({reason})", fix="leave --kv-cache-dtype out")
+        setup = f"{name} with an {self.options.kv_cache_dtype} cache in groups of {self._quantizing['kv_group_size']}"
+        raise ModelError(f"mlx-lm cannot score {setup} ({reason})", fix="leave --kv-cache-dtype out")
 
     def account(self) -> dict[str, Any]:
         longest, self._longest = self._longest, 0
@@ -173,7 +173,7 @@ class MlxEngine(StepEngine, StatesEngine):
         return torch.cat([self._fed(ids[:, i : i + step], cache, None) for i in range(0, ids.shape[1], step)], 1)
 
     def _finished(self, source: WindowSource, done: Bools, finish: Finish) -> Iterator[tuple[int, Answers]]:
-        for group in (one for one in self.batches(source) or prompt_groups(source) if not done[one].all()):
+        for group in (group for group in self.batches(source) or prompt_groups(source) if not done[group].all()):
             windows = [(int(index), source.window(int(index))) for index in group]
             for (index, window), rows in self._rows(windows, done):
                 with full_float32(), torch.inference_mode():
@@ -185,21 +185,25 @@ class MlxEngine(StepEngine, StatesEngine):
         if self.path is not None:
             tokens = [_needed(window) for _, window in windows]
             ids = np.zeros((len(tokens), max(map(len, tokens))), np.int32)
-            for line, own in zip(ids, tokens, strict=True):
-                line[: len(own)] = own  # what follows the end of a window is seen by none of its rows
+            for line, sequence in zip(ids, tokens, strict=True):
+                line[: len(sequence)] = sequence  # what follows the end of a window is seen by none of its rows
             self._longest = max(self._longest, ids.shape[1])
             hidden = self._stepped(ids, self.path.prefill_tokens, self.bits)
-            yield from ((one, hidden[i, one[1].rows.tolist()]) for i, one in enumerate(windows) if not done[one[0]])
+            yield from (
+                (indexed, hidden[i, indexed[1].rows.tolist()])
+                for i, indexed in enumerate(windows)
+                if not done[indexed[0]]
+            )
             return
         is_alone = len(windows) < 2 or self.options.prefill_step_size is not None
         shared = 0 if is_alone else common_prefix([_needed(window) for _, window in windows])
         shared, cache = shared if shared > 1 else 0, self._cache()
         prefix = [self._fed(windows[0][1].ids[None, :shared], cache, None)] if shared else []
-        for one in (one for one in windows if not done[one[0]]):
-            rest = _needed(one[1])[None, shared:]
+        for indexed in (indexed for indexed in windows if not done[indexed[0]]):
+            rest = _needed(indexed[1])[None, shared:]
             fed = partial(self._fed, cache=copy.deepcopy(cache), bits=None) if shared else self._states
             after = [fed(rest)] if rest.size else []  # as mlx_lm.server does
-            yield one, torch.cat([*prefix, *after], 1)[0, one[1].rows.tolist()]
+            yield indexed, torch.cat([*prefix, *after], 1)[0, indexed[1].rows.tolist()]
 
 
 def _needed(window: Window) -> Ids:

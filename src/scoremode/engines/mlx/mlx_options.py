@@ -50,10 +50,10 @@ def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     >>> quantization_of({"quantization_config": {"bits": 4, "group_size": 128}}) is None  # mlx-lm does not read it
     True
     """
-    found = config.get("quantization")
-    if not isinstance(found, Mapping) or "quant_method" in found:
+    scheme = config.get("quantization")
+    if not isinstance(scheme, Mapping) or "quant_method" in scheme:
         return None
-    return found if type(found.get("bits")) is int and type(found.get("group_size")) is int else None
+    return scheme if type(scheme.get("bits")) is int and type(scheme.get("group_size")) is int else None
 
 
 def format_words(quantization: Mapping[str, Any]) -> str:
@@ -65,8 +65,8 @@ def format_words(quantization: Mapping[str, Any]) -> str:
     mode = quantization.get("mode", "affine")
     if mode != "affine":
         return f"MLX {str(mode)[:20]}"
-    own = [one for one in quantization.values() if isinstance(one, Mapping)]
-    is_mixed = any(one.get("bits", quantization["bits"]) != quantization["bits"] for one in own)
+    layers = [layer for layer in quantization.values() if isinstance(layer, Mapping)]
+    is_mixed = any(layer.get("bits", quantization["bits"]) != quantization["bits"] for layer in layers)
     return (
         f"MLX {'mixed, mostly ' if is_mixed else ''}{quantization['bits']} bit, groups of {quantization['group_size']}"
     )

@@ -77,7 +77,7 @@ def load_model(facts: ModelFacts, options: MlxOptions, device: Any) -> tuple[Any
     """Loads a checkpoint as mlx-lm does, and calls it once for the size of its vocabulary; ModelError if it cannot."""
     declared = facts.config.get("quantization")  # MLX would divide by 0, and end the process
     every = (declared, *declared.values()) if isinstance(declared, Mapping) else ()
-    sizes = [size for one in every if isinstance(one, Mapping) for size in map(one.get, KIND[1:], (1, 1))]
+    sizes = [size for scheme in every if isinstance(scheme, Mapping) for size in map(scheme.get, KIND[1:], (1, 1))]
     if wrong := [size for size in sizes if type(size) is not int or size < 1]:
         raise ModelError(f"{facts.name} declares {str(wrong[0])[:20]} as bits or group_size", fix="download it again")
     with keeping_limits():
@@ -127,22 +127,22 @@ class RecordedModel:
         """Calls the model, lazily: what nobody reads is never computed."""
         bad = ids[(ids < 0) | (ids >= self.vocabulary)]
         if bad.size:  # MLX would read foreign memory, or end the process
-            words = f"the text has the id {bad[0]}, and {self.name} has the ids 0 to {self.vocabulary - 1}"
-            raise EngineError(words, fix="use the model's own tokenizer")
+            message = f"the text has the id {bad[0]}, and {self.name} has the ids 0 to {self.vocabulary - 1}"
+            raise EngineError(message, fix="use the model's own tokenizer")
         return self.model(mx.array(ids), cache=cache) if cache is not None else self.model(mx.array(ids))
 
     def _find_head(self) -> tuple[Any, str, Any]:
         """The projection with a row for each token that lies outermost; an untied one wins over the embedding."""
-        found = [
+        candidates = [
             (path.count(".") + bool(path), owner, name, child)
             for path, owner in self.model.named_modules()
             for name, child in owner.children().items()
             if isinstance(child, nn.Module) and "weight" in child
             if child.weight.ndim == 2 and child.weight.shape[0] == self.vocabulary
         ]
-        if not found:
+        if not candidates:
             raise EngineError(f"{self.name} has no matrix with a row for each token", fix=REPORT)
-        return min(found, key=lambda one: (one[0], hasattr(one[3], "as_linear")))[1:]
+        return min(candidates, key=lambda candidate: (candidate[0], hasattr(candidate[3], "as_linear")))[1:]
 
     # ── states ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def probe(self, ids: Ids) -> tuple[Tensor, Tensor]:
@@ -174,7 +174,7 @@ class RecordedModel:
             if seen is None or seen.ndim != 3 or seen.shape[:2] != ids.shape:
                 raise EngineError(f"{self.name} does not call its head as other models do", fix=REPORT)
             self._recorder.__dict__["seen"] = None
-            mx.eval(seen, [one.state for one in cache or ()])
+            mx.eval(seen, [layer.state for layer in cache or ()])
         return seen
 
     # ── logits ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -233,9 +233,9 @@ def _dequantized(head: Any) -> Any:
 def argument(model: Any, name: str) -> Any:
     """A value that a model, or the language model in it, was made with; None if it knows none of that name."""
     outer = (getattr(model, "language_model", None), model)
-    owners = (one for owner in outer for one in (owner, getattr(owner, "model", None)))
-    found = (getattr(getattr(owner, "args", None), name, None) for owner in owners)
-    return next((value for value in found if value is not None), None)
+    owners = (part for owner in outer for part in (owner, getattr(owner, "model", None)))
+    values = (getattr(getattr(owner, "args", None), name, None) for owner in owners)
+    return next((value for value in values if value is not None), None)
 
 
 # ── what the checkpoint says, and mlx-lm does not compute ────────────────────────────────────────────────────────────
@@ -245,7 +245,7 @@ def config_notes(model: Any, config: Mapping[str, Any], cache: Any) -> list[str]
     notes = _rope_notes(model, text.get("rope_parameters"))
     window = text.get("sliding_window") if text.get("use_sliding_window") is not False else None
     context = text.get("max_position_embeddings")
-    kinds = {type(part).__name__ for one in cache for part in getattr(one, "caches", (one,))}
+    kinds = {type(part).__name__ for layer in cache for part in getattr(layer, "caches", (layer,))}
     reaches = isinstance(window, int) and not (isinstance(context, int) and window >= context)
     if reaches and not kinds & {"RotatingKVCache", "ChunkedKVCache"}:
         notes.append(f"mlx-lm does not use sliding_window: it computes without the window of {window} tokens")
@@ -258,16 +258,16 @@ def _rope_notes(model: Any, rope: object) -> list[str]:
     """Transformers 5 writes all about rotary embeddings as ``rope_parameters``, which most models do not read."""
     if not isinstance(rope, Mapping):
         return []
-    found = []
+    changes = []
     for name, part in [(NESTED[kind], rope[kind]) for kind in NESTED if kind in rope] or [("rope_theta", rope)]:
-        own: Mapping[str, Any] = part if isinstance(part, Mapping) else {}
-        used, wanted = argument(model, name), own.get("rope_theta")
+        parameters: Mapping[str, Any] = part if isinstance(part, Mapping) else {}
+        used, wanted = argument(model, name), parameters.get("rope_theta")
         if isinstance(wanted, int | float) and isinstance(used, int | float) and used != wanted:
-            found.append(f"{name} {used:g} instead of {wanted:g}")
-        kind = own.get("rope_type", "default")
+            changes.append(f"{name} {used:g} instead of {wanted:g}")
+        kind = parameters.get("rope_type", "default")
         if kind != "default" and not argument(model, "rope_scaling") and not argument(model, "rope_parameters"):
-            found.append(f"no {str(kind)[:20]} scaling")
-    return [f"mlx-lm does not read rope_parameters: it computes with {' and '.join(found)}"] if found else []
+            changes.append(f"no {str(kind)[:20]} scaling")
+    return [f"mlx-lm does not read rope_parameters: it computes with {' and '.join(changes)}"] if changes else []
 
 
 def stored_types(model: Any, quantization: Mapping[str, Any] | None) -> tuple[dict[str, int], list[str]]:
@@ -275,19 +275,19 @@ def stored_types(model: Any, quantization: Mapping[str, Any] | None) -> tuple[di
     types = Counter[str]()
     declared, wrong = quantization or {}, dict[str, list[str]]()
     for path, module in model.named_modules():
-        own = declared.get(path, declared)
+        scheme = declared.get(path, declared)
         if "scales" in module and hasattr(module, "bits"):
             mode, bits, group = (getattr(module, name, "affine") for name in KIND)
             types[f"{mode} {bits} bit, groups of {group}"] += 1
-            wanted = own if isinstance(own, Mapping) else declared
+            wanted = scheme if isinstance(scheme, Mapping) else declared
             if [*map(wanted.get, KIND, ("affine", bits, group))] != [mode, bits, group]:
                 wrong.setdefault("quantized otherwise", []).append(path)
         elif hasattr(module, "to_quantized") and "weight" in module:
             types[str(module.weight.dtype).removeprefix("mlx.core.")] += 1
-            if own:  # neither False nor undeclared
+            if scheme:  # neither False nor undeclared
                 wrong.setdefault("not quantized", []).append(path)
-    words = f"though the config declares {declared.get('bits')} bits: "
+    clause = f"though the config declares {declared.get('bits')} bits: "
     return dict(types), [
-        f"{len(paths)} of {types.total()} layers are {how}, {words}" + ", ".join(paths[:3] + ["…"] * (len(paths) > 3))
+        f"{len(paths)} of {types.total()} layers are {how}, {clause}" + ", ".join(paths[:3] + ["…"] * (len(paths) > 3))
         for how, paths in wrong.items()
     ]

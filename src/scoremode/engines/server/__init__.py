@@ -52,19 +52,19 @@ class ServerPlugin(EnginePlugin):
         from scoremode.engines.server.subject import find_subject
 
         assert self.address is not None
-        found = find_subject(self.address, model, options, tokenizer)
-        self._is_service = found.service is not None
-        return found
+        subject = find_subject(self.address, model, options, tokenizer)
+        self._is_service = subject.service is not None
+        return subject
 
     def settings(self, subject: Subject, options: ServerOptions) -> dict[str, Any]:
         from scoremode.engines.server.subject import ServedSubject
 
         assert isinstance(subject, ServedSubject)
-        known = {**options.identity(), **subject.served.facts()}
+        settings = {**options.identity(), **subject.served.facts()}
         if subject.service is not None:
-            return {**known, "form": "service", "service": subject.service.identity()}
+            return {**settings, "form": "service", "service": subject.service.identity()}
         assert subject.form is not None
-        return {**known, "form": subject.form.name}
+        return {**settings, "form": subject.form.name}
 
     def open(self, subject: Subject, options: ServerOptions, work: Work) -> Engine:
         from scoremode.engines.server.engine import ServerEngine, ServiceEngine

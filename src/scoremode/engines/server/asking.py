@@ -73,12 +73,12 @@ class ServiceAsk(Ask):
         room = max(0, MOST_ANSWERS // max(1, len(window.rows)) - 1)
         others = np.array(self.tops[: min(MOST, room)] if likely else (), np.int32)
         targets = np.concatenate([window.targets, np.tile(others, (len(window.rows), 1))], axis=1)
-        found = self._answers(Window(window.ids[:-1], window.rows, targets))  # nothing is scored after the last id
-        if found.top is not None:
-            self.tops.extend(set(found.top.tolist()) - set(self.tops))
-        rows = zip(targets.tolist(), found.logprob.tolist(), strict=True)
+        answers = self._answers(Window(window.ids[:-1], window.rows, targets))  # nothing is scored after the last id
+        if answers.top is not None:
+            self.tops.extend(set(answers.top.tolist()) - set(self.tops))
+        rows = zip(targets.tolist(), answers.logprob.tolist(), strict=True)
         listed = [dict(zip(map(str, tokens), row, strict=True)) for tokens, row in rows]
-        return PromptScores(found.logprob[:, 0], None, None, listed if likely else None)
+        return PromptScores(answers.logprob[:, 0], None, None, listed if likely else None)
 
     def every(self, ids: Sequence[int]) -> Floats | None:
         """Also compares the other columns of the row with the probabilities of all tokens."""
@@ -97,5 +97,5 @@ class ServiceAsk(Ask):
         return logprob
 
     def _answers(self, window: Window) -> Answers:
-        (found,) = self.send(Asked((window,), self.limit))
-        return found
+        (answers,) = self.send(Asked((window,), self.limit))
+        return answers

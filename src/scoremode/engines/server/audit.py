@@ -70,10 +70,10 @@ class Audit:
 
     def window(self, ask: Ask, ids: Ids, scores: Floats) -> None:
         """Checks the scores of tokens 1, 2, … of a window; NaN: not scored. Raises UntrustedError."""
-        known = np.flatnonzero(~np.isnan(scores))
-        if not len(known):
+        positions = np.flatnonzero(~np.isnan(scores))
+        if not len(positions):
             return
-        n, first = len(ids), int(known[min(FIRST - 1, len(known)) - 1]) + 2
+        n, first = len(ids), int(positions[min(FIRST - 1, len(positions)) - 1]) + 2
         part, half = min(PART, n // 2), n // 2
         with self._lock:
             lowest = float(np.min(scores, initial=self.lowest, where=np.isfinite(scores)))
@@ -99,11 +99,11 @@ class Audit:
         self.judge(ask, least=8 * FIRST)
 
     def _score_first(self, ask: Ask, ids: Ids, scores: Floats) -> None:
-        found = ask(ids.tolist(), likely=True)
-        exponent = require_mass(ask, found.likely or [])
-        self._add(self.alone, require_same(ask, scores, found.logprob), ids)
+        answer = ask(ids.tolist(), likely=True)
+        exponent = require_mass(ask, answer.likely or [])
+        self._add(self.alone, require_same(ask, scores, answer.logprob), ids)
         with self._lock:
-            self.exponent, self.lists = max(self.exponent, exponent), self.lists or bool(found.likely)
+            self.exponent, self.lists = max(self.exponent, exponent), self.lists or bool(answer.likely)
 
     def _score_part(self, ask: Ask, ids: Ids, scores: Floats, length: int) -> Floats:
         start = self._draw.randrange(max(2, len(ids) // 4), len(ids) - length + 1)
@@ -120,25 +120,25 @@ class Audit:
         """Requires of all windows together that they score the same again, if so many tokens were scored again."""
         for moves, where in ((self.alone, "the first tokens alone"), (self.again, "whole windows")):
             if moves.count >= least and (moves.size > limit(moves.count) or moves.surely(BIAS)):
-                what = f"{where} are asked again (by {moves.size:.2g} nats, {moves.surely(0):+.2g} on average)"
-                raise UntrustedError(f"{ask.root} gives other scores when {what}", fix=ANOTHER_SERVER)
+                clause = f"{where} are asked again (by {moves.size:.2g} nats, {moves.surely(0):+.2g} on average)"
+                raise UntrustedError(f"{ask.root} gives other scores when {clause}", fix=ANOTHER_SERVER)
 
     def notes(self, proven: float = PROVEN) -> list[str]:
         """What the checks found that a reader of the scores must know."""
-        found, noise = [], max(NOISE * max(self.alone.size, self.again.size), LEAST)
+        notes, noise = [], max(NOISE * max(self.alone.size, self.again.size), LEAST)
         if self.lists and self.exponent < UNKNOWN:
-            found.append("that its numbers are log-probabilities is unproven")
+            notes.append("that its numbers are log-probabilities is unproven")
         elif self.lists and self.exponent < proven:
-            found.append(
+            notes.append(
                 f"its probabilities would also fit scores that are {1 / self.exponent:.2f} times too low: "
                 "that they are log-probabilities is likely, not proven"
             )
         for moves, shown in ((self.gain, f"{PART // 2} tokens"), (self.reach, "a quarter of a window")):
             if moves.count and moves.size <= noise:
-                found.append(f"scores do not depend on tokens more than {shown} before: it may cut the context")
+                notes.append(f"scores do not depend on tokens more than {shown} before: it may cut the context")
                 break
         if (gain := self.gain.surely(BIAS)) < 0:
-            found.append(f"tokens score worse after long contexts than after short ones (by {-gain:.2g} nats)")
+            notes.append(f"tokens score worse after long contexts than after short ones (by {-gain:.2g} nats)")
         if len(self.tokens) >= SHARED:
-            found.append(f"different tokens have the lowest score ({self.lowest:.4g}): it may have a floor")
-        return found
+            notes.append(f"different tokens have the lowest score ({self.lowest:.4g}): it may have a floor")
+        return notes

@@ -88,9 +88,9 @@ def probe(ask: Ask, probes: Probes, bos: int | None = None) -> ProbeResult:
     return ProbeResult(whole, start.exponent, tuple(notes))
 
 
-def distance(one: Floats, other: Floats) -> float:
+def distance(first: Floats, second: Floats) -> float:
     """Returns the mean absolute difference of two sequences of scores; equal infinities differ by 0."""
-    return float(np.abs(change(one, other)).mean()) if len(one) else 0.0
+    return float(np.abs(change(first, second)).mean()) if len(first) else 0.0
 
 
 # ── the same server ──────────────────────────────────────────────────────────────────────────────────────────────────

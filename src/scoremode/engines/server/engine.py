@@ -45,8 +45,8 @@ class RequestEngine(Engine):
         facts = subject.tokenizer.facts
         self._bos = facts.bos if facts.adds_bos else None
 
-    def _begin_audit(self, found: ProbeResult) -> None:
-        self._exponent, self._audit = found.exponent, Audit(self._bos, found.exponent)
+    def _begin_audit(self, result: ProbeResult) -> None:
+        self._exponent, self._audit = result.exponent, Audit(self._bos, result.exponent)
 
     def account(self) -> dict[str, Any]:
         notes = self._audit.notes(PROVEN if self._exponent >= LIKELY else 0)
@@ -93,9 +93,9 @@ class ServerEngine(RequestEngine):
             probes = make_probes(subject.tokenizer, room)
             self.probe_ids = tuple(probes.repeated.tolist())
             self._ask = prompt_ask(self._asking, self.form, served.model, self.probe_ids)
-            found = probe(self._ask, probes, self._bos)
-            self._begin_audit(found)
-            self._same = SameServer(subject.root, Description(served.facts(), found.scores), self._describe)
+            result = probe(self._ask, probes, self._bos)
+            self._begin_audit(result)
+            self._same = SameServer(subject.root, Description(served.facts(), result.scores), self._describe)
             self._same.check()
         except BaseException:
             self._asking.close()
@@ -109,7 +109,7 @@ class ServerEngine(RequestEngine):
             device=subject.root,
             head="as-served",
             vocabulary=None,
-            notes=subject.notes_with((*served.notes, *filter(None, [self.form.note]), *found.notes)),
+            notes=subject.notes_with((*served.notes, *filter(None, [self.form.note]), *result.notes)),
         )
 
     def score(self, source: WindowSource, done: Bools, want: Wanted = SCORES) -> Iterator[tuple[int, Answers]]:
@@ -139,10 +139,10 @@ class ServerEngine(RequestEngine):
 
     def _answers(self, asking: PromptAsk, window: Window) -> Answers:
         prompt = _prompt(window)
-        found = asking(prompt.tolist())
-        self._require_names(found.model, found.fingerprint)
-        self._audit.window(asking, prompt, found.logprob)
-        return Answers(logprob=found.logprob[window.rows][:, None])
+        answer = asking(prompt.tolist())
+        self._require_names(answer.model, answer.fingerprint)
+        self._audit.window(asking, prompt, answer.logprob)
+        return Answers(logprob=answer.logprob[window.rows][:, None])
 
     # ── is it the same server? ───────────────────────────────────────────────────────────────────────────────────────
     def require_names(self, answer: Mapping[str, Any]) -> None:
@@ -169,9 +169,9 @@ class ServerEngine(RequestEngine):
             now = look(self._asking, name)
         except ModelError as gone:
             raise changed(self.subject.root, f"it does not serve '{name}' any more; {gone.fix}") from None
-        found = self._ask(self.probe_ids)
-        self._require_names(found.model, found.fingerprint)
-        return Description(replace(now, system_fingerprint=found.fingerprint).facts(), found.logprob)
+        answer = self._ask(self.probe_ids)
+        self._require_names(answer.model, answer.fingerprint)
+        return Description(replace(now, system_fingerprint=answer.fingerprint).facts(), answer.logprob)
 
     def confirm(self, link: Link) -> None:
         """Check the server if the workers have new connections, or if the last check was long ago."""
@@ -206,10 +206,10 @@ class ServiceEngine(RequestEngine):
         self.service = service
         self._same = same_service(self._asking, service)
         longest = min(service.max_model_len, subject.context_length or service.max_model_len)
-        send, vocabulary = lambda asked: self._answers(self._asking, asked), service.vocabulary
+        send, vocabulary = lambda request: self._answers(self._asking, request), service.vocabulary
         self._ask = ServiceAsk(root=subject.root, fix=SERVICE_FIX, most=1, send=send, vocabulary=vocabulary)
-        found = probe(self._ask, make_probes(subject.tokenizer, longest), self._bos)
-        self._begin_audit(found)
+        result = probe(self._ask, make_probes(subject.tokenizer, longest), self._bos)
+        self._begin_audit(result)
         facts = self._common_facts("service")
         facts["versions"] |= service.versions
         facts["settings"] |= service.settings
@@ -219,7 +219,7 @@ class ServiceEngine(RequestEngine):
             device=service.device,
             head=service.head,
             vocabulary=service.vocabulary,
-            notes=subject.notes_with((*service.notes, *found.notes)),
+            notes=subject.notes_with((*service.notes, *result.notes)),
         )
 
     def score(self, source: WindowSource, done: Bools, want: Wanted = SCORES) -> Iterator[tuple[int, Answers]]:
@@ -234,8 +234,10 @@ class ServiceEngine(RequestEngine):
         threading.Thread(target=parquet.load_library, name="import").start()
         try:
             batches = self._batches(source, done)
-            for (indices, _), found in in_threads(self.concurrency, lambda one: self._checked(link, one[1]), batches):
-                yield from zip(indices, found, strict=True)
+            for (indices, _), answers in in_threads(
+                self.concurrency, lambda batch: self._checked(link, batch[1]), batches
+            ):
+                yield from zip(indices, answers, strict=True)
             self._audit.judge(self._ask)
         finally:
             link.close()
@@ -267,35 +269,35 @@ class ServiceEngine(RequestEngine):
         if chosen:
             yield batch()
 
-    def _checked(self, link: Link, asked: Asked) -> Sequence[Answers]:
+    def _checked(self, link: Link, request: Asked) -> Sequence[Answers]:
         """The answers to a request, of which some windows were asked again."""
-        found = self._answers(link, asked)
-        ask = replace(self._ask, send=lambda more: self._answers(link, more), limit=asked.vocabulary)
-        for window, answers in zip(asked.windows, found, strict=True):
-            self._audit.window(ask, *_own_tokens(window, answers))
-        return found
+        answers = self._answers(link, request)
+        ask = replace(self._ask, send=lambda more: self._answers(link, more), limit=request.vocabulary)
+        for window, answer in zip(request.windows, answers, strict=True):
+            self._audit.window(ask, *_own_tokens(window, answer))
+        return answers
 
-    def _answers(self, link: Link, asked: Asked) -> Sequence[Answers]:
-        largest = SMALL + most_bytes(asked.windows)
-        reply = link.post(f"{SERVICE}/score", asked.to_bytes(), largest=largest, binary=True)
+    def _answers(self, link: Link, request: Asked) -> Sequence[Answers]:
+        largest = SMALL + most_bytes(request.windows)
+        reply = link.post(f"{SERVICE}/score", request.to_bytes(), largest=largest, binary=True)
         if not reply.good:
             raise EngineError(
                 f"{self.subject.root} refuses a request ({reply.status}: {reply.words})",
                 fix="see the server's log; what is scored is kept: run the same command again to resume",
             )
         try:
-            instance, answers = read_answers(reply.data, asked)
+            instance, answers = read_answers(reply.data, request)
         except InputError as wrong:
             raise EngineError(f"{link.root} gave an answer that does not fit: {wrong.message}", fix=wrong.fix) from None
         self._same.confirm(instance)
-        for window, own in zip(asked.windows, answers, strict=True):
-            for column in (own.logprob, own.entropy, own.top_logprob):
+        for window, answer in zip(request.windows, answers, strict=True):
+            for column in (answer.logprob, answer.entropy, answer.top_logprob):
                 if column is not None and column.size and not column.max() < np.inf:  # of numbers with a NaN, it is NaN
                     raise EngineError(
                         f"{link.root} gives NaN or infinity as a score",
                         fix="start the server in float32; if it stays, its weights are damaged",
                     )
-            if (first := wrong_first_choice(window.targets, own.rank, own.top)) is not None:
+            if (first := wrong_first_choice(window.targets, answer.rank, answer.top)) is not None:
                 raise UntrustedError(f"{link.root} contradicts itself: {first}", fix=SERVICE_FIX)
         return answers
 
@@ -349,11 +351,11 @@ def in_threads(count: int, work: Callable[[T], R], items: Iterable[T]) -> Iterat
                 pending += 1
             if not pending:
                 return
-            found = done.get()
-            if isinstance(found, BaseException):
-                raise found
+            outcome = done.get()
+            if isinstance(outcome, BaseException):
+                raise outcome
             pending -= 1
-            yield found
+            yield outcome
     finally:
         for _ in range(count):
             todo.put(None)

@@ -101,10 +101,10 @@ class Form:
             raise WrongAnswerError(
                 f"it counts {counted} tokens of the {len(ids)} that were sent: it adds or drops some"
             )
-        own, largest, again, likely = self.numbers(answer, ids, most, self.last)
-        if None in own:
+        scores, largest, again, likely = self.numbers(answer, ids, most, self.last)
+        if None in scores:
             raise WrongAnswerError("a log-probability is not a number")
-        logprob, listed = np.array(own, np.float64), np.array(again, np.float64)
+        logprob, listed = np.array(scores, np.float64), np.array(again, np.float64)
         if (logprob > ROUNDING).any():
             raise not_logprobs(link, self, f"it gives {float(logprob.max()):.3g} as a log-probability")
         if largest is not None:
@@ -169,34 +169,34 @@ def _prompt_logprobs(answer: Completions, ids: Sequence[int], most: int, _last: 
     if listed is None:
         raise WrongAnswerError("it has no prompt_logprobs")
     _require_positions(listed, len(ids))
-    each = [{token: score.logprob for token, score in (found or {}).items()} for found in listed[1:]]
+    each = [{token: score.logprob for token, score in (entry or {}).items()} for entry in listed[1:]]
     try:
-        own = [found[str(token)] for found, token in zip(each, ids[1:], strict=True)]
+        scores = [entry[str(token)] for entry, token in zip(each, ids[1:], strict=True)]
     except KeyError:
         raise WrongAnswerError("a score is not about the token that was sent") from None
-    return _with_likely(own, each, ids) if most else Numbers(own)
+    return _with_likely(scores, each, ids) if most else Numbers(scores)
 
 
 # ── echo ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _ask_echo(model: str, ids: Sequence[int], most: int) -> Mapping[str, object]:
-    asked = {"model": model, "prompt": list(ids), "temperature": 0, "max_tokens": 0}
-    return {**asked, "echo": True, "logprobs": max(1, most), "return_tokens_as_token_ids": True}
+    body = {"model": model, "prompt": list(ids), "temperature": 0, "max_tokens": 0}
+    return {**body, "echo": True, "logprobs": max(1, most), "return_tokens_as_token_ids": True}
 
 
 def _echoed(answer: Completions, ids: Sequence[int], most: int, _last: int) -> Numbers:
-    found = answer.choices[0].logprobs
-    if found is None:
+    echo = answer.choices[0].logprobs
+    if echo is None:
         raise WrongAnswerError("it has no logprobs of the prompt")
-    _require_positions(found.token_logprobs, len(ids))
-    if found.tokens != [f"token_id:{i}" for i in ids]:
+    _require_positions(echo.token_logprobs, len(ids))
+    if echo.tokens != [f"token_id:{i}" for i in ids]:
         raise WrongAnswerError("it is not about the tokens that were sent")
     if not most:
-        return Numbers(found.token_logprobs[1:])
-    likely = found.top_logprobs or []
+        return Numbers(echo.token_logprobs[1:])
+    likely = echo.top_logprobs or []
     if len(likely) != len(ids):
         raise WrongAnswerError("it has no top_logprobs of the prompt")
-    each = [{name.removeprefix("token_id:"): x for name, x in (one or {}).items()} for one in likely[1:]]
-    return _with_likely(found.token_logprobs[1:], each, ids)
+    each = [{name.removeprefix("token_id:"): x for name, x in (entry or {}).items()} for entry in likely[1:]]
+    return _with_likely(echo.token_logprobs[1:], each, ids)
 
 
 # ── SGLang ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -221,8 +221,8 @@ class Generated(Answer, kw_only=True):
 def _ask_generate(model: str, ids: Sequence[int], most: int) -> Mapping[str, object]:
     """No token is generated. From a start of 0 on, nothing is read from the radix cache: every token is computed."""
     how = {"max_new_tokens": 0, "temperature": 0}
-    asked = {"input_ids": list(ids), "sampling_params": how, "return_logprob": True, "logprob_start_len": 0}
-    return {**asked, "top_logprobs_num": max(1, most)}  # always one: it proves that a score has not moved
+    body = {"input_ids": list(ids), "sampling_params": how, "return_logprob": True, "logprob_start_len": 0}
+    return {**body, "top_logprobs_num": max(1, most)}  # always one: it proves that a score has not moved
 
 
 def _generated(answer: Generated, ids: Sequence[int], most: int, last: int) -> Numbers:
@@ -230,26 +230,26 @@ def _generated(answer: Generated, ids: Sequence[int], most: int, last: int) -> N
     listed, likely = answer.meta_info.input_token_logprobs, answer.meta_info.input_top_logprobs
     _require_positions(likely, len(ids))
     _require_positions([listed[0].logprob, *listed[1:]] if listed else listed, len(ids))
-    renamed = {(one.id, i) for one, i in zip(listed, ids, strict=True) if one.id != i}
+    renamed = {(score.id, i) for score, i in zip(listed, ids, strict=True) if score.id != i}
     if renamed and not (renamed == {(0, max(ids))} and max(ids) >= last):
         raise WrongAnswerError("it is not about the tokens that were sent")
-    own = [one.logprob for one in listed[1:]]
-    if most or any(found and len(found) > 1 for found in likely):
-        each = [{str(one.id): one.logprob for one in found or () if one.logprob is not None} for found in likely[1:]]
-        return _with_likely(own, each, ids)
-    first = [(found[0].id, found[0].logprob) if found else (0, None) for found in likely[1:]]
+    scores = [score.logprob for score in listed[1:]]
+    if most or any(entry and len(entry) > 1 for entry in likely):
+        each = [{str(top.id): top.logprob for top in entry or () if top.logprob is not None} for entry in likely[1:]]
+        return _with_likely(scores, each, ids)
+    first = [(entry[0].id, entry[0].logprob) if entry else (0, None) for entry in likely[1:]]
     largest = [score for _, score in first if score is not None]
     if len(largest) < len(first):
         raise WrongAnswerError(NOT_LISTED)
-    places = zip(first, ids[1:], own, strict=True)
-    return Numbers(own, largest, [score if best == token else one for (best, score), token, one in places])
+    places = zip(first, ids[1:], scores, strict=True)
+    return Numbers(scores, largest, [top if best == token else score for (best, top), token, score in places])
 
 
-def _with_likely(own: Sequence[float | None], likely: Likely, ids: Sequence[int]) -> Numbers:
+def _with_likely(scores: Sequence[float | None], likely: Likely, ids: Sequence[int]) -> Numbers:
     if not all(likely):
         raise WrongAnswerError(NOT_LISTED)
-    again = [found.get(str(token), one) for found, token, one in zip(likely, ids[1:], own, strict=True)]
-    return Numbers(own, [max(found.values()) for found in likely], again, likely)
+    again = [entry.get(str(token), score) for entry, token, score in zip(likely, ids[1:], scores, strict=True)]
+    return Numbers(scores, [max(entry.values()) for entry in likely], again, likely)
 
 
 def _require_positions(listed: Sequence[object], wanted: int) -> None:

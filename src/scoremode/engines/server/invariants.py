@@ -176,5 +176,5 @@ def end_alone(ask: Ask, ids: Ids, scores: Floats, part: slice, front: Sequence[i
     half = (part.stop - part.start) // 2
     alone = ask([*front, *ids[part].tolist()]).logprob
     whole = scores[part.start + half - 1 : part.stop - 1]
-    found: Floats = change(whole, alone[len(front) + half - 1 :])[~np.isnan(whole)]
-    return found
+    gains: Floats = change(whole, alone[len(front) + half - 1 :])[~np.isnan(whole)]
+    return gains

@@ -181,10 +181,10 @@ class Link:
             delay = max(FIRST_DELAY, wait) * random.uniform(1.0, 1.25)
         left = self.patience - (time.monotonic() - began)
         if delay > left:
-            asked = f", which asks to wait {wait:.0f} s" if wait is not None else ""
+            hint = f", which asks to wait {wait:.0f} s" if wait is not None else ""
             raise EngineError(
                 f"{self.root} gave no answer for {time.monotonic() - began:.0f} s in {tries} "
-                f"{'tries' if tries > 1 else 'try'} ({reason}{asked})",
+                f"{'tries' if tries > 1 else 'try'} ({reason}{hint})",
                 fix="see to the server, then run the same command again: what is scored is kept; "
                 "--patience SECONDS waits longer",
             ) from None
@@ -198,21 +198,21 @@ class Link:
         self, status: int, headers: Mapping[str, str], data: bytes, path: str, *, final: frozenset[int], answer: Any
     ) -> Reply:
         """Reads a JSON answer; raises FailedError if another try may get a better answer."""
-        value, words, wrong = None, "", ""
+        value, message, wrong = None, "", ""
         try:
             value = _parsed(data, answer if status < 300 else Any)
         except ValueError as error:
             wrong = str(error) if type(error) is ValueError and len(str(error)) < 60 else NOT_JSON
         if status >= 400:
-            words = self._harmless(_message(value) or data[: 2 * EXCERPT].decode("utf-8", "replace"))
+            message = self._harmless(_message(value) or data[: 2 * EXCERPT].decode("utf-8", "replace"))
         if status in (401, 403) and path.startswith(("/v1", "/tokenize", "/detokenize", "/generate")):
-            what = "wants a key" if self._key is None else "refuses the key"
+            refusal = "wants a key" if self._key is None else "refuses the key"
             raise OptionError(
-                f"{self.root} {what} ({status}{': ' + words if words else ''})",
+                f"{self.root} {refusal} ({status}{': ' + message if message else ''})",
                 fix="put the key in an environment variable and give its name with --api-key-env NAME",
             )
         if status in final:
-            return Reply(status, value, words, wrong=wrong)
+            return Reply(status, value, message, wrong=wrong)
         if 300 <= status < 400:
             place = self._harmless(headers.get("location", "")) or "another place"
             raise EngineError(
@@ -220,13 +220,13 @@ class Link:
                 fix="give the address that it redirects to",
             )
         if status in PASSING or status >= 500:
-            said, asked = f"{status} {PASSING.get(status, '')} {words}", headers.get("retry-after", "").strip()
-            wait = float(asked) if asked.isdecimal() and len(asked) < 10 else 0.0
-            raise FailedError(" ".join(said.split()), wait or None)
+            reason, delay = f"{status} {PASSING.get(status, '')} {message}", headers.get("retry-after", "").strip()
+            wait = float(delay) if delay.isdecimal() and len(delay) < 10 else 0.0
+            raise FailedError(" ".join(reason.split()), wait or None)
         if value is None and status < 400:
             begins = self._harmless(data[:40].decode("utf-8", "replace"))
             raise UnreadableError(f"{wrong or 'nothing in it'}: {begins!r}" if data else "an empty answer")
-        return Reply(status, value, words, wrong=wrong)
+        return Reply(status, value, message, wrong=wrong)
 
     def _harmless(self, text: str) -> str:
         """Makes a server's words safe to show: on one line, harmless to a terminal, and without the key."""
@@ -269,17 +269,17 @@ class Link:
         packed = response.headers.get("content-encoding", "identity").strip().lower()
         if packed != "identity":
             raise UnreadableError(f"compressed ({packed[:20]}), which was not asked for")
-        found, ends = bytearray(), time.monotonic() + self.timeout  # httpx limits the time of each read, not of all
+        body, ends = bytearray(), time.monotonic() + self.timeout  # httpx limits the time of each read, not of all
         for chunk in response.iter_raw():
-            found += chunk
-            if len(found) > largest:
+            body += chunk
+            if len(body) > largest:
                 raise EngineError(
                     f"{url} answers with more than {largest:,} bytes",
                     fix="check that this is an inference server that scores prompts",
                 )
             if time.monotonic() > ends:
                 raise FailedError(TOO_SLOW)
-        return bytes(found)
+        return bytes(body)
 
     def _count(self, event: str, _: Mapping[str, Any]) -> None:
         """Counts new connections. httpx calls it at every step of a request."""

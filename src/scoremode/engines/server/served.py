@@ -78,20 +78,20 @@ def look(link: Link, model: str, *, first_contact: bool = False) -> ServerFacts:
     try:
         listed = msgspec.convert(_printable(reply.fields), ModelList).data
     except msgspec.ValidationError as error:
-        said = str(error) if reply.good else f"{reply.status}{': ' + reply.words if reply.words else ''}"
-        raise unfit(link, model) or EngineError(f"{link.root}{MODELS} names no model ({said})", fix=SERVERS) from None
-    found = next((one for name in ("id", "root") for one in listed if getattr(one, name) == model), None)
-    if found is None:
+        reason = str(error) if reply.good else f"{reply.status}{': ' + reply.words if reply.words else ''}"
+        raise unfit(link, model) or EngineError(f"{link.root}{MODELS} names no model ({reason})", fix=SERVERS) from None
+    entry = next((entry for name in ("id", "root") for entry in listed if getattr(entry, name) == model), None)
+    if entry is None:
         more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
-        fix = f"it serves {', '.join(one.id[:200] for one in listed[:SHOWN])}{more}"
+        fix = f"it serves {', '.join(entry.id[:200] for entry in listed[:SHOWN])}{more}"
         raise unfit(link, model) or ModelError(f"{link.root} does not serve '{model}'", fix=fix)
-    its = _printable(link.get("/version", final=ANYTHING).fields)
+    facts = _printable(link.get("/version", final=ANYTHING).fields)
     settings: Mapping[str, Any] = {}
-    if found.owned_by == "sglang":
-        its = _printable(next(filter(None, (link.get(path, final=ANYTHING).fields for path in SGLANG)), {}))
-        settings = {"dtype": None} | {name: its[name] for name in DECIDING if name in its}
-    version = its["version"] if isinstance(its.get("version"), str) else None
-    return ServerFacts(found.id, found.root, found.max_model_len, version, None, settings)
+    if entry.owned_by == "sglang":
+        facts = _printable(next(filter(None, (link.get(path, final=ANYTHING).fields for path in SGLANG)), {}))
+        settings = {"dtype": None} | {name: facts[name] for name in DECIDING if name in facts}
+    version = facts["version"] if isinstance(facts.get("version"), str) else None
+    return ServerFacts(entry.id, entry.root, entry.max_model_len, version, None, settings)
 
 
 # ── scoring services ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -127,8 +127,8 @@ class ServiceFacts:
 
 def find_service(link: Link) -> ServiceFacts | None:
     """Returns the facts of the scoring service behind a link, or None if it is another kind of server."""
-    said = _about(link)
-    version = said.get("messages")
+    fields = _about(link)
+    version = fields.get("messages")
     if version is None:
         return None
     if version != VERSION:
@@ -137,7 +137,7 @@ def find_service(link: Link) -> ServiceFacts | None:
             fix="use one version of scoremode on both sides",
         )
     try:
-        return msgspec.convert(_printable(said), ServiceFacts)
+        return msgspec.convert(_printable(fields), ServiceFacts)
     except msgspec.ValidationError as error:
         raise _not_a_service(link, str(error)) from None
 
@@ -194,8 +194,8 @@ def score(link: Link, form: Form, model: str, ids: Sequence[int], most: int = 0)
     try:
         return ask(link, form, model, ids, most, largest=SMALL + BYTES_PER_TOKEN * len(ids) * (1 + most))
     except RefusedError as refused:
-        said = str(refused)
-        raise EngineError(f"the server refuses a prompt of {len(ids)} tokens ({said})", fix=_fix(said)) from None
+        reason = str(refused)
+        raise EngineError(f"the server refuses a prompt of {len(ids)} tokens ({reason})", fix=_fix(reason)) from None
     except WrongAnswerError as wrong:
         raise EngineError(
             f"{link.root} gave an answer that does not fit the question: {wrong}",
@@ -203,12 +203,12 @@ def score(link: Link, form: Form, model: str, ids: Sequence[int], most: int = 0)
         ) from None
 
 
-def _fix(words: str) -> str:
-    if "vocabulary" in words or "token id" in words.lower():
+def _fix(reason: str) -> str:
+    if "vocabulary" in reason or "token id" in reason.lower():
         return "the tokenizer does not belong to this model: give the right one with --tokenizer"
-    if "not exist" in words:
+    if "not exist" in reason:
         return "it serves another model now: start it as it was and run the same command again to resume"
-    if "context" in words or "length" in words:
+    if "context" in reason or "length" in reason:
         return "give a smaller --context-length"
     return "see the server's log"
 
@@ -246,8 +246,8 @@ def unfit(link: Link, model: str) -> EngineError | None:
 
 def refuse_unfit(address: str, model: str) -> None:
     """Refuses llama-server and Ollama; nothing is scored. What does not answer, or only with a key, may be another."""
-    found, link = None, Link(root_of(address), None, timeout=FIRST_WORD_SECONDS, patience=0.0)
+    refusal, link = None, Link(root_of(address), None, timeout=FIRST_WORD_SECONDS, patience=0.0)
     with contextlib.suppress(ScoremodeError), contextlib.closing(link):
-        found = unfit(link, model)
-    if found is not None:
-        raise found
+        refusal = unfit(link, model)
+    if refusal is not None:
+        raise refusal

@@ -91,30 +91,30 @@ def find_subject(address: str, model: str, options: ServerOptions, tokenizer: st
         served = replace(served, system_fingerprint=first.fingerprint)
         room = None if room is None else room - RESERVED
     # equal for one model served in one way, wherever that is; the weights themselves are out of sight
-    known = {"model": served.model, "root": served.root, "system_fingerprint": served.system_fingerprint}
-    found = _tokenizer(model, tokenizer, TokenService(link, served, lists_tokens=service is not None))
+    identity = {"model": served.model, "root": served.root, "system_fingerprint": served.system_fingerprint}
+    text_tokenizer = _tokenizer(model, tokenizer, TokenService(link, served, lists_tokens=service is not None))
     return ServedSubject(
         name=model,
-        tokenizer=found,
-        fingerprint=hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest(),
+        tokenizer=text_tokenizer,
+        fingerprint=hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest(),
         vocabulary=None if service is None else service.vocabulary,
         context_length=room if service is None else service.max_model_len,
         root=root,
         options=options,
         served=served,
-        form=form and replace(form, last=found.facts.size - 1),
+        form=form and replace(form, last=text_tokenizer.facts.size - 1),
         service=service,
     )
 
 
-def _tokenizer(model: str, named: str | None, service: TokenService) -> ComparedTokenizer | ServedTokenizer:
+def _tokenizer(model: str, name: str | None, service: TokenService) -> ComparedTokenizer | ServedTokenizer:
     """The tokenizer that was named, else the model's own if it is at hand, else the server's."""
-    if named is not None:
-        return ComparedTokenizer(HuggingFaceTokenizer.load(_folder(named)), service)
+    if name is not None:
+        return ComparedTokenizer(HuggingFaceTokenizer.load(_folder(name)), service)
     is_here = model == EMBEDDED or user_path(model).is_dir()
-    found = _folder(model) if is_here else _on_hub(model)
-    if found is not None:
-        return ComparedTokenizer(HuggingFaceTokenizer.load(found), service)
+    source = _folder(model) if is_here else _on_hub(model)
+    if source is not None:
+        return ComparedTokenizer(HuggingFaceTokenizer.load(source), service)
     if service.exists:
         return ServedTokenizer(service)
     raise ModelError(
@@ -129,9 +129,9 @@ def _on_hub(name: str) -> str | Path | None:
         return None
     from huggingface_hub import HfApi, try_to_load_from_cache
 
-    kept = try_to_load_from_cache(name, "tokenizer.json")
-    if isinstance(kept, str):
-        return Path(kept).parent
+    cached_path = try_to_load_from_cache(name, "tokenizer.json")
+    if isinstance(cached_path, str):
+        return Path(cached_path).parent
     try:
         with offline_if_unreachable():
             files = HfApi().model_info(name, timeout=HUB_SECONDS).siblings or ()
@@ -156,27 +156,27 @@ class TokenService:
     def __init__(self, link: Link, served: ServerFacts, *, lists_tokens: bool = False) -> None:
         self.link, self.model = link, served.model
         self._lists_tokens = lists_tokens  # a scoring service does
-        found, _ = self._tokenized("a", special=False, names=False)
-        self.exists = found is not None and len(found.tokens) > 0  # some servers have another service of that name
+        probe, _ = self._tokenized("a", special=False, names=False)
+        self.exists = probe is not None and len(probe.tokens) > 0  # some servers have another service of that name
 
     def ask(self, text: str, *, special: bool, names: bool = False) -> tuple[Ids, list[str]]:
         """The ids of a text by the server's tokenizer, and with ``names`` also the tokens' names."""
-        found, reply = self._tokenized(text, special=special, names=names)
-        if found is None:
+        tokenized, reply = self._tokenized(text, special=special, names=names)
+        if tokenized is None:
             raise EngineError(
                 f"{self.link.root}{TOKENIZE} does not give tokens ({reply.status} {reply.words})", fix=GIVE_TOKENIZER
             )
-        return np.array(found.tokens, np.int32), found.token_strs or []
+        return np.array(tokenized.tokens, np.int32), tokenized.token_strs or []
 
     def _tokenized(self, text: str, *, special: bool, names: bool) -> tuple[Tokenized | None, Reply]:
         body = {"model": self.model, "prompt": text, "add_special_tokens": special, "return_token_strs": names}
         reply = self.link.post(TOKENIZE, body, largest=SMALL + 64 * len(text.encode()), final=frozenset({500, 501}))
         try:
-            found = msgspec.convert(reply.fields, Tokenized)
+            tokenized = msgspec.convert(reply.fields, Tokenized)
         except msgspec.ValidationError:
             return None, reply
-        is_whole = not names or len(found.token_strs or ()) == len(found.tokens)
-        return found if is_whole else None, reply
+        is_whole = not names or len(tokenized.token_strs or ()) == len(tokenized.tokens)
+        return tokenized if is_whole else None, reply
 
     def listed(self, token: int) -> str | None:
         """A token's text from the server's list of all tokens; None if it has no list, or the token is not in it."""
@@ -186,23 +186,23 @@ class TokenService:
 
     def text_of(self, ids: Sequence[int]) -> str:
         reply = self.link.post(DETOKENIZE, {"model": self.model, "tokens": list(ids)}, largest=SMALL + 4096 * len(ids))
-        found = reply.fields.get("prompt")
-        if not isinstance(found, str):
+        text = reply.fields.get("prompt")
+        if not isinstance(text, str):
             raise EngineError(
                 f"{self.link.root}{DETOKENIZE} does not give text ({reply.status} {reply.words})", fix=GIVE_TOKENIZER
             )
-        return found
+        return text
 
     @cached_property
     def _all_texts(self) -> list[str]:
         reply = self.link.get(TOKENS, largest=LARGEST_LIST)
-        found = reply.fields.get("texts")
-        if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+        texts = reply.fields.get("texts")
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise EngineError(
                 f"{self.link.root}{TOKENS} does not list tokens ({reply.status} {reply.words})",
                 fix="use one version of scoremode on both sides",
             )
-        return found
+        return texts
 
 
 class ComparedTokenizer:
@@ -217,15 +217,15 @@ class ComparedTokenizer:
             self._compare(PROBE, local.encode(PROBE, special=False), special=False)
 
     def encode(self, text: str, *, special: bool) -> Encoding:
-        found = self.local.encode(text, special=special)
+        encoding = self.local.encode(text, special=special)
         self.texts += 1
         is_early = self.compared < MOST_TEXTS and self.characters < MOST_CHARACTERS
         if self.service.exists and (is_early or self.texts % ONE_IN == 0):
             part = text[:PART]
-            self._compare(part, found if part == text else self.local.encode(part, special=special), special=special)
+            self._compare(part, encoding if part == text else self.local.encode(part, special=special), special=special)
             self.compared += 1
             self.characters += len(part)
-        return found
+        return encoding
 
     def _compare(self, text: str, ours: Encoding, *, special: bool) -> None:
         theirs, _ = self.service.ask(text, special=special)
@@ -264,9 +264,9 @@ class ServedTokenizer:
         plain, full = (service.ask(PROBE, special=special)[0] for special in (False, True))
         front = _front(full, plain)
         adds_bos = front is not None and front > 0
-        known = json.dumps([plain.tolist(), full.tolist(), service.model])
+        identity = json.dumps([plain.tolist(), full.tolist(), service.model])
         self.facts = TokenizerFacts(
-            fingerprint=hashlib.sha256(f"served tokenizer {known}".encode()).hexdigest(),
+            fingerprint=hashlib.sha256(f"served tokenizer {identity}".encode()).hexdigest(),
             size=1 + int(max(plain.max(initial=0), full.max(initial=0))),
             bos=int(full[0]) if adds_bos else None,
             eos=None,

@@ -121,12 +121,12 @@ class TableEngine(Engine):
     def _answers(self, lines: Ids, targets: Ids) -> Answers:
         """The answers for targets at given lines of the table."""
         each = lines[:, None]
-        found: dict[str, Raw] = {"logprob": self.logprobs[each, targets]}
+        columns: dict[str, Raw] = {"logprob": self.logprobs[each, targets]}
         for column in BUILT_IN.chosen(self._columns):
-            known = self._columns[column.name]
-            values = known[each, targets] if column.per == "target" else known[lines]
-            found[column.name] = values.astype(column.numpy_type, copy=False)
-        return Answers(**(found | self._defined(lines, targets, [n for n in BUILT_IN.names if n not in found])))
+            table = self._columns[column.name]
+            values = table[each, targets] if column.per == "target" else table[lines]
+            columns[column.name] = values.astype(column.numpy_type, copy=False)
+        return Answers(**(columns | self._defined(lines, targets, [n for n in BUILT_IN.names if n not in columns])))
 
     def _defined(self, lines: Ids, targets: Ids, names: Sequence[str]) -> dict[str, Raw]:
         """The columns that have no closed form here, by the head's definition."""
@@ -136,8 +136,8 @@ class TableEngine(Engine):
 
         from scoremode.head.columns import define_columns
 
-        found = define_columns(torch.from_numpy(self.logprobs[lines]), torch.from_numpy(targets.astype(np.int64)))
-        return {c.name: getattr(found, c.name).numpy().astype(c.numpy_type) for c in BUILT_IN.chosen(names)}
+        columns = define_columns(torch.from_numpy(self.logprobs[lines]), torch.from_numpy(targets.astype(np.int64)))
+        return {c.name: getattr(columns, c.name).numpy().astype(c.numpy_type) for c in BUILT_IN.chosen(names)}
 
 
 def closed_form(logp: Floats) -> dict[str, Raw]:

@@ -93,18 +93,18 @@ class TransformersPlugin(EnginePlugin):
         return True
 
     def memory_need(self, subject: Subject, options: TransformersOptions, work: Work) -> MemoryNeed:
-        found, stored = super().memory_need(subject, options, work), subject.weight_bytes or 0
+        need, stored = super().memory_need(subject, options, work), subject.weight_bytes or 0
         if subject.checkpoint is None:
-            return found
+            return need
         _, dtype = chosen_device_and_dtype(options, subject.checkpoint)
         if options.kv_cache_dtype in (None, "auto"):  # how much HQQ keeps beside the quantized numbers is not known
-            found = replace(found, cache=cache_bytes(subject.checkpoint.config, dtype, work.cached_tokens))
+            need = replace(need, cache=cache_bytes(subject.checkpoint.config, dtype, work.cached_tokens))
         if not subject.bits_per_weight:
-            return found
+            return need
         bits = {"float32": 32, "float64": 64}.get(dtype, 16)
         unpacked = int(stored * bits / subject.bits_per_weight)
         states = (work.longest or 0) * (subject.hidden_size or 0) * 4 * 12  # a layer's and its MLP's, about
-        return replace(found, size=found.size - stored + max(stored, unpacked) + states)
+        return replace(need, size=need.size - stored + max(stored, unpacked) + states)
 
     def placement(self, options: TransformersOptions) -> Placement:
         several = options.device is None and choose_device(None) == "auto"

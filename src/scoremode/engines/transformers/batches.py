@@ -65,23 +65,23 @@ def is_group(numbers: Ints) -> bool:
 
 def _filled(groups: list[Ints], shared: dict[int, int], lengths: Ints, budget: int, cost: int) -> list[list[Ints]]:
     """Distributes groups over batches. The groups are sorted by the length of their prompts, longest first."""
-    found: list[list[Ints]] = []
+    batches: list[list[Ints]] = []
     windows = longest = longest_prompt = 0
     for group in groups:
-        prompt, own = shared[int(group[0])], int(lengths[group].max())
-        if found:
+        prompt, length = shared[int(group[0])], int(lengths[group].max())
+        if batches:
             # tokens of longer prompts that this batch would feed again if this group with its shorter prompt joined it
-            again = sum(len(g) * (shared[int(g[0])] - prompt) for g in found[-1])
-            fits = (len(found[-1]) + 1) * longest_prompt <= budget
-            room = (windows + len(group)) * max(longest, own) <= 4 * budget
-            little = again <= cost + PADDING_SHARE * longest_prompt * len(found[-1])
+            again = sum(len(g) * (shared[int(g[0])] - prompt) for g in batches[-1])
+            fits = (len(batches[-1]) + 1) * longest_prompt <= budget
+            room = (windows + len(group)) * max(longest, length) <= 4 * budget
+            little = again <= cost + PADDING_SHARE * longest_prompt * len(batches[-1])
             if fits and room and little and prompt > 1:
-                found[-1].append(group)
-                windows, longest = windows + len(group), max(longest, own)
+                batches[-1].append(group)
+                windows, longest = windows + len(group), max(longest, length)
                 continue
-        found.append([group])
-        windows, longest, longest_prompt = len(group), own, prompt
-    return found
+        batches.append([group])
+        windows, longest, longest_prompt = len(group), length, prompt
+    return batches
 
 
 def passes(rest: Sequence[int], most: int, cost: int) -> list[Ints]:
@@ -94,19 +94,19 @@ def passes(rest: Sequence[int], most: int, cost: int) -> list[Ints]:
     """
     lengths = np.asarray(rest, dtype=np.int64)
     order = np.argsort(-lengths, kind="stable")
-    found: list[list[int]] = []
+    parts: list[list[int]] = []
     padding = 0
     for index in order.tolist():
-        if found:
-            longest = int(lengths[found[-1][0]])
+        if parts:
+            longest = int(lengths[parts[-1][0]])
             more = longest - int(lengths[index])
-            if len(found[-1]) < most and padding + more <= cost + PADDING_SHARE * longest * len(found[-1]):
-                found[-1].append(index)
+            if len(parts[-1]) < most and padding + more <= cost + PADDING_SHARE * longest * len(parts[-1]):
+                parts[-1].append(index)
                 padding += more
                 continue
-        found.append([index])
+        parts.append([index])
         padding = 0
-    return [np.array(part, dtype=np.int64) for part in found]
+    return [np.array(part, dtype=np.int64) for part in parts]
 
 
 def selected(cache: Any, places: Any) -> Any:
@@ -158,10 +158,10 @@ class OtherBatches:
 
     def words(self, done: Bools, threads: str) -> str:
         alone = self.was_alone[~done]
-        said = ["two windows per batch instead of one"] if alone.any() else []
-        said += ["one window per batch instead of several"] if not alone.all() else []
-        said += [f"{self.padding} tokens of padding"] if self.padding else []
-        return ", ".join([*said, *([threads] if threads else [])])
+        changes = ["two windows per batch instead of one"] if alone.any() else []
+        changes += ["one window per batch instead of several"] if not alone.all() else []
+        changes += [f"{self.padding} tokens of padding"] if self.padding else []
+        return ", ".join([*changes, *([threads] if threads else [])])
 
 
 @contextmanager

@@ -64,8 +64,8 @@ class CacheKind:
         if self.name is None:
             return {}
         group = group_size(self.config, CACHE_BITS[self.name])
-        found = {"kv_cache_dtype": self.name, "kv_cache_group": group, "kv_cache_residual": RESIDUAL}
-        return {**found, "hqq": version("hqq")}
+        settings = {"kv_cache_dtype": self.name, "kv_cache_group": group, "kv_cache_residual": RESIDUAL}
+        return {**settings, "hqq": version("hqq")}
 
     def note(self, longest: int, prefilled: int) -> str | None:
         """Returns a note if windows of at most ``longest`` fed tokens never read a quantized token that was decoded."""

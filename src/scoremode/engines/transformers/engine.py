@@ -204,8 +204,8 @@ class TransformersEngine(StatesEngine):
             raise ModelError(f"{name} has no cache of keys and values", fix="use prefill (no --path)")
         stepped = self._stepped(ids, 1, self.cache.empty_unquantized())
         if not agree(stepped.float(), self._hidden(ids).float(), self.model.dtype, STEPS_SLACK):
-            what = f"{name} gives other states if it is fed token by token"
-            raise ModelError(what, fix="use another --engine, or prefill (no --path)")
+            message = f"{name} gives other states if it is fed token by token"
+            raise ModelError(message, fix="use another --engine, or prefill (no --path)")
         if self.cache.name is not None and not bool(self._stepped(ids, 1, self.cache.empty()).isfinite().all()):
             raise ModelError(f"{name} gives NaN with an {self.cache.name} cache", fix="leave --kv-cache-dtype out")
 
@@ -302,7 +302,7 @@ class TransformersEngine(StatesEngine):
             )
         half = len(windows) // 2
         halves = (windows[:half], windows[half:])
-        return [found for part in halves for found in self._within_memory(rows_of, part, finish)]
+        return [answer for part in halves for answer in self._within_memory(rows_of, part, finish)]
 
     def _rows_together(self, windows: list[IndexedWindow]) -> Iterator[tuple[list[IndexedWindow], Tensor]]:
         """Compute windows in one forward pass, each cut after its last requested row."""
@@ -333,12 +333,12 @@ class TransformersEngine(StatesEngine):
         members: dict[int, list[Ids]] = {}
         for index, window in windows:
             members.setdefault(int(groups[index]), []).append(fed(window))
-        common = min(common_prefix(own) for own in members.values())
+        common = min(common_prefix(tokens) for tokens in members.values())
         if common < 2:
             yield from self._rows_in_parts(windows)
             return
         cache = DynamicCache(config=self.model.config)
-        prefix = self._hidden(self._padded([own[0][:common] for own in members.values()]), cache)
+        prefix = self._hidden(self._padded([tokens[0][:common] for tokens in members.values()]), cache)
         place = {group: i for i, group in enumerate(members)}
         rest = [fed(w)[common:] for _, w in windows]
         longest = max(rows_needed(w) for _, w in windows)
@@ -372,8 +372,8 @@ def _index(rows: Ids, like: Tensor) -> Tensor:
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Replace an attribute of an object inside this block; restore the object's own value afterwards."""
-    own = vars(owner)
-    had, before = name in own, own.get(name)
+    attributes = vars(owner)
+    had, before = name in attributes, attributes.get(name)
     setattr(owner, name, value)
     try:
         yield

@@ -89,10 +89,10 @@ def _require_known_quantization(facts: ModelFacts) -> None:
         raise ModelError(f"the quantization_config of {facts.name} is not an object", fix=fix)
     method = quantization.get("quant_method")
     try:
-        known = AutoHfQuantizer.supports_quant_method(quantization)
+        is_known = AutoHfQuantizer.supports_quant_method(quantization)
     except (ValueError, TypeError):  # it names no method, or something that is not a name
-        known = False
-    if not known:
+        is_known = False
+    if not is_known:
         raise ModelError(f"the quantization method {method!r} of {facts.name} is not known", fix=fix)
 
 
@@ -100,9 +100,9 @@ def _dropped(model: Any, facts: ModelFacts) -> list[str]:
     """Stored tensors that Transformers drops silently: by rules of the model's class, or by rules for all classes."""
     own_rules = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     patterns = [re.compile(pattern) for pattern in (*own_rules, *DROPPED)]
-    own = set(model.state_dict())
+    model_tensors = set(model.state_dict())
     names = [name for path in sorted(facts.path.glob("*.safetensors")) for name in read_header(path)]
-    return [name for name in names if name not in own and any(pattern.search(name) for pattern in patterns)]
+    return [name for name in names if name not in model_tensors and any(pattern.search(name) for pattern in patterns)]
 
 
 # ── PEFT adapters: small sets of weights in their own folder, added to a model after it is loaded ─────────────────────

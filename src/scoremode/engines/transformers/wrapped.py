@@ -25,14 +25,14 @@ def wrapped(model: Any, tokenizer: Any, options: Mapping[str, Any], *, name: str
     plugin = WrappedModel(model)
     for option, value in options.items():
         if option not in OF_LOADED and value is not None and value is not False:
-            what = f"{option} does not apply to a model that is loaded already"
-            raise OptionError(what, fix=f"leave {option} out, or use it where the model is loaded")
+            message = f"{option} does not apply to a model that is loaded already"
+            raise OptionError(message, fix=f"leave {option} out, or use it where the model is loaded")
     if tokenizer is None or isinstance(tokenizer, str):
-        what = "tokenizer is a string" if tokenizer is not None else "a model that is loaded needs its tokenizer"
-        raise OptionError(what, fix="give the tokenizer itself: tokenizer=AutoTokenizer.from_pretrained(…)")
+        message = "tokenizer is a string" if tokenizer is not None else "a model that is loaded needs its tokenizer"
+        raise OptionError(message, fix="give the tokenizer itself: tokenizer=AutoTokenizer.from_pretrained(…)")
     read = TransformersOptions.of({option: options.get(option) for option in OF_LOADED})
-    known = name or getattr(plugin.model.config, "_name_or_path", None) or type(plugin.model).__name__
-    return ChosenEngine(plugin, read, plugin.subject(str(known), read, tokenizer))
+    model_name = name or getattr(plugin.model.config, "_name_or_path", None) or type(plugin.model).__name__
+    return ChosenEngine(plugin, read, plugin.subject(str(model_name), read, tokenizer))
 
 
 class WrappedModel(EnginePlugin):

@@ -97,12 +97,12 @@ class VllmPlugin(EnginePlugin):
         return Placement(ranks, support.is_for_gpus(), over_nodes)
 
     def memory_need(self, subject: Subject, options: VllmOptions, work: Work) -> MemoryNeed:
-        found = super().memory_need(subject, options, work)
+        need = super().memory_need(subject, options, work)
         if subject.checkpoint is None:
-            return found
+            return need
         chosen = (options.kv_cache_dtype, options.dtype, subject.dtype)
-        kind = next((one for one in chosen if one not in (None, "auto")), "bfloat16")
-        return replace(found, cache=cache_bytes(subject.checkpoint.config, str(kind), work.cached_tokens))
+        kind = next((dtype for dtype in chosen if dtype not in (None, "auto")), "bfloat16")
+        return replace(need, cache=cache_bytes(subject.checkpoint.config, str(kind), work.cached_tokens))
 
     def self_test(self, checkpoint: Path) -> SelfTest:
         import torch

@@ -58,9 +58,9 @@ class VllmDecodeEngine(VllmEngine):
         returns, self._returns = self._returns, 0
         if not returns:
             return {}
-        what = "a sequence was" if returns == 1 else f"sequences were {returns} times"
+        phrase = "a sequence was" if returns == 1 else f"sequences were {returns} times"
         why = "vLLM then computed the keys and values of its tokens again by prefill"
-        return {"notes": [f"{what} preempted for lack of K/V cache: {why}"]}
+        return {"notes": [f"{phrase} preempted for lack of K/V cache: {why}"]}
 
     def _begin_smaller(self) -> bool:
         # a step must have room for a token of each sequence
@@ -118,12 +118,12 @@ class VllmDecodeEngine(VllmEngine):
             self._fed = max(0, self._fed - len(output.outputs[0].token_ids))
             self._require_forced(self._forced.pop(output.request_id), output.outputs[0].token_ids)
         fetched = self._call_workers("scoremode_take", [output.request_id for output in outputs])
-        found = []
-        for output, (words, width, returns) in zip(outputs, fetched, strict=True):
-            lines = np.frombuffer(words, np.int32).reshape(-1, width)
-            found.append(Finished(output.request_id, lines, int(output.num_cached_tokens or 0)))
+        finished = []
+        for output, (raw, width, returns) in zip(outputs, fetched, strict=True):
+            lines = np.frombuffer(raw, np.int32).reshape(-1, width)
+            finished.append(Finished(output.request_id, lines, int(output.num_cached_tokens or 0)))
             self._returns += int(returns)
-        return found
+        return finished
 
     def _require_forced(self, forced: Ids, sampled: Any) -> None:
         """Stops the run if vLLM sampled other tokens than the window has: its scores would belong to another text."""
@@ -143,5 +143,5 @@ class VllmDecodeEngine(VllmEngine):
     def _call_workers(self, method: str, *arguments: Any) -> Any:
         """Calls a method of ``ReplayWorker`` in the worker and returns its result. There is only one worker."""
         with self._explaining():
-            (found,) = self.llm.llm_engine.collective_rpc(method, args=arguments)
-        return found
+            (result,) = self.llm.llm_engine.collective_rpc(method, args=arguments)
+        return result

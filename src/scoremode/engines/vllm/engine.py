@@ -96,8 +96,8 @@ class VllmEngine(Engine):
             self._most_requests = 2 * int(config.scheduler_config.max_num_seqs)
             self._block = int(config.cache_config.block_size)
             self._longest = self.longest = int(config.model_config.max_model_len)
-            said = self._own_context or getattr(config.model_config.hf_text_config, "max_position_embeddings", 0)
-            self._context = max(self._longest, int(said or 0))
+            context = self._own_context or getattr(config.model_config.hf_text_config, "max_position_embeddings", 0)
+            self._context = max(self._longest, int(context or 0))
             self._vocabulary = int(config.model_config.get_vocab_size())
             self._asked = 0
             self._gather = False
@@ -109,8 +109,8 @@ class VllmEngine(Engine):
             self.facts = replace(facts, context_length=self._context, notes=(*self._notes, *facts.notes))
             wanted = self.options.head_kernel
             if wanted not in (None, facts.settings["head_kernel"]):
-                what = "this model's head is not a plain matrix, so the model's own logits are used"
-                raise OptionError(f"--head-kernel {wanted}: {what}", fix="leave --head-kernel out")
+                reason = "this model's head is not a plain matrix, so the model's own logits are used"
+                raise OptionError(f"--head-kernel {wanted}: {reason}", fix="leave --head-kernel out")
         except BaseException:
             self.close()
             raise
@@ -148,8 +148,8 @@ class VllmEngine(Engine):
                 raise EngineError("vLLM needs a reference to compare with", fix="make one with scoremode reference")
             require_one_vocabulary(want.against.head.vocabulary, self.facts.vocabulary)
             extra = ExtraResults("kl", DIVERGENCE_WORDS, *want.against.place)
-            for index, answers, words in self._score(source, done, extra):
-                yield index, answers.apart(read_divergences(words))
+            for index, answers, extras in self._score(source, done, extra):
+                yield index, answers.apart(read_divergences(extras))
         else:
             for index, answers, _ in self._score(source, done, ExtraResults()):
                 yield index, answers
@@ -157,8 +157,8 @@ class VllmEngine(Engine):
     def _with_states(self, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers]]:
         head = self._head_facts()
         extra = ExtraResults("states", words=states_words(head.width, head.itemsize))
-        for index, answers, words in self._score(source, done, extra):
-            raw = words.view(RAW[head.dtype]).reshape(len(words), -1)
+        for index, answers, extras in self._score(source, done, extra):
+            raw = extras.view(RAW[head.dtype]).reshape(len(extras), -1)
             yield index, replace(answers, states=np.ascontiguousarray(raw[:, : head.width]))
 
     def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
@@ -192,9 +192,9 @@ class VllmEngine(Engine):
         extra = ExtraResults("kl", DIVERGENCE_WORDS, folder, offsets[list(indices)])
         self._one_by_one = True
         try:
-            found = self._score(WindowList(windows, vocabulary=vocabulary), np.zeros(len(windows), bool), extra)
-            for place, _, words in found:
-                measured[indices[place]] = read_divergences(words)["kl"][counts[place]]
+            answers = self._score(WindowList(windows, vocabulary=vocabulary), np.zeros(len(windows), bool), extra)
+            for place, _, extras in answers:
+                measured[indices[place]] = read_divergences(extras)["kl"][counts[place]]
         finally:
             self._one_by_one = False
 
@@ -207,14 +207,14 @@ class VllmEngine(Engine):
         for first in range(0, head.rows, step):
             count = min(step, head.rows - first)
             nothing = Request(np.zeros(1, np.int32), np.zeros((1, 1), np.int32))
-            asked = replace(nothing, extra="head", first=first, count=count)
-            words = self._one(np.ones(2, np.int32), asked)  # the prompt does not matter
-            block = np.ascontiguousarray(words[:, :line]).view(RAW[head.dtype])
+            request = replace(nothing, extra="head", first=first, count=count)
+            lines = self._one(np.ones(2, np.int32), request)  # the prompt does not matter
+            block = np.ascontiguousarray(lines[:, :line]).view(RAW[head.dtype])
             weight[first : first + count] = block.reshape(count, -1)[:, : head.width]
-            bias[first : first + count] = np.ascontiguousarray(words[:, line]).view(np.float32)
-        kept = bias if head.has_bias else None
+            bias[first : first + count] = np.ascontiguousarray(lines[:, line]).view(np.float32)
+        stored_bias = bias if head.has_bias else None
         assert self.facts.vocabulary is not None
-        return StoredHead(weight, kept, head.dtype, "float32", self.facts.vocabulary, head.scale, head.softcap)
+        return StoredHead(weight, stored_bias, head.dtype, "float32", self.facts.vocabulary, head.scale, head.softcap)
 
     def _head_facts(self) -> HeadFacts:
         if self._head is None:
@@ -227,18 +227,18 @@ class VllmEngine(Engine):
     def _one(self, ids: Ids, request: Request) -> Words:
         """Send one request and wait for its answer; no other request may be in flight."""
         name = self._submit(ids, request)
-        found: list[Finished] = []
-        while not found:
-            found = [answer for answer in self._step() if answer.name == name]
-        return found[0].words
+        answers: list[Finished] = []
+        while not answers:
+            answers = [answer for answer in self._step() if answer.name == name]
+        return answers[0].words
 
     def _score(self, source: WindowSource, done: Bools, extra: ExtraResults) -> Iterator[tuple[int, Answers, Words]]:
         answered = done.copy()
         while not answered.all():
             try:
-                for index, answers, words in self._stream(source, answered.copy(), extra):
+                for index, answers, extras in self._stream(source, answered.copy(), extra):
                     answered[index] = True
-                    yield index, answers, words
+                    yield index, answers, extras
             except EngineError:
                 if not self._begin_smaller():
                     raise
@@ -357,8 +357,8 @@ class VllmEngine(Engine):
         """Compare our scores with those of the model's own ``compute_logits``; raise an error if they disagree."""
         tried: list[Verdict] = []
         for gather in (False, True) if self.options.tensor_parallel_size > 1 else (False,):
-            words = self._one(*request_for_test(self._vocabulary, self._longest, gather=gather))
-            tried.append(judge_answers(words, dtype_of(self.llm.llm_engine.vllm_config)))
+            lines = self._one(*request_for_test(self._vocabulary, self._longest, gather=gather))
+            tried.append(judge_answers(lines, dtype_of(self.llm.llm_engine.vllm_config)))
             if tried[-1].agrees:
                 # models that mask logits by index are wrong on shards but right on gathered logits
                 self._gather = gather
@@ -385,8 +385,8 @@ def shortened(whole: Window, step: int) -> Window:
         first = int(whole.rows[0]) + 1
         end = first + (len(whole.ids) - first) // 2
         end -= end % step == 0
-    kept = int(np.searchsorted(whole.rows, end))
-    return replace(whole, ids=whole.ids[:end], rows=whole.rows[:kept], targets=whole.targets[:kept])
+    count = int(np.searchsorted(whole.rows, end))
+    return replace(whole, ids=whole.ids[:end], rows=whole.rows[:count], targets=whole.targets[:count])
 
 
 def rows_in_other_steps(whole: Window, short: Window, step: int) -> Bools:

@@ -127,12 +127,12 @@ class LLM:
     """A ``vllm.LLM`` that scores: it takes the same arguments, and ``generate`` returns prompt log-probabilities."""
 
     def __init__(self, model: str, **arguments: Any) -> None:
-        known = {f.name for f in fields(LaunchArguments)} - {"extra", "path"}
-        named = {name: value for name, value in arguments.items() if name in known}
-        extra = {name: value for name, value in arguments.items() if name not in known}
+        names = {f.name for f in fields(LaunchArguments)} - {"extra", "path"}
+        options = {name: value for name, value in arguments.items() if name in names}
+        extra = {name: value for name, value in arguments.items() if name not in names}
         if extra.pop("enable_prefix_caching", False):
-            named["prefix_caching"] = True
-        self.engine = VllmEngine(model, LaunchArguments(**named, extra=extra), tokenizer=True)
+            options["prefix_caching"] = True
+        self.engine = VllmEngine(model, LaunchArguments(**options, extra=extra), tokenizer=True)
 
     def get_tokenizer(self) -> Any:
         return self.engine.llm.get_tokenizer()
@@ -152,19 +152,19 @@ class LLM:
             raise OptionError("this LLM only scores", fix="pass one scoremode.vllm.SamplingParams(score_mode=True)")
         listed = [prompts] if isinstance(prompts, str | dict) else list(prompts)
         windows = [self._window(prompt, i) for i, prompt in enumerate(listed)]
-        found = dict(self.engine.score(WindowList(tuple(windows)), np.zeros(len(windows), bool)))
+        answers = dict(self.engine.score(WindowList(tuple(windows)), np.zeros(len(windows), bool)))
         return [
-            ScoreOutput(str(i), window.ids.tolist(), PromptLogprobs(window.targets[:, 0], found[i]))
+            ScoreOutput(str(i), window.ids.tolist(), PromptLogprobs(window.targets[:, 0], answers[i]))
             for i, window in enumerate(windows)
         ]
 
     def _window(self, prompt: Any, index: int) -> Window:
-        given = read_prompt(prompt, index)
-        own = given.prompt_token_ids
-        ids = token_ids(self.get_tokenizer().encode(given.prompt) if own is None else own, index)
+        content = read_prompt(prompt, index)
+        prompt_ids = content.prompt_token_ids
+        ids = token_ids(self.get_tokenizer().encode(content.prompt) if prompt_ids is None else prompt_ids, index)
         if len(ids) == 0:
             raise InputError(f"prompt {index} has no tokens", fix="leave it out")
-        targets = ids[1:] if given.target_token_ids is None else token_ids(given.target_token_ids, index)
+        targets = ids[1:] if content.target_token_ids is None else token_ids(content.target_token_ids, index)
         if len(targets) != len(ids) - 1:
             raise InputError(
                 f"prompt {index} has {len(ids)} tokens and {len(targets)} targets, it needs {len(ids) - 1}",
@@ -194,19 +194,19 @@ def read_prompt(prompt: Any, index: int) -> GivenPrompt:
     >>> read_prompt("some text", 0).prompt
     'some text'
     """
-    given = {"prompt": prompt} if isinstance(prompt, str) else prompt
+    mapping = {"prompt": prompt} if isinstance(prompt, str) else prompt
     try:
-        found = msgspec.convert({name: value for name, value in given.items() if value is not None}, GivenPrompt)
+        content = msgspec.convert({name: value for name, value in mapping.items() if value is not None}, GivenPrompt)
     except (AttributeError, msgspec.ValidationError) as error:
         raise InputError(f"prompt {index} cannot be scored: {error}", fix="give a text, or TokensPrompt(…)") from None
-    if found.prompt is None and found.prompt_token_ids is None:
+    if content.prompt is None and content.prompt_token_ids is None:
         raise InputError(f"prompt {index} has neither a text nor ids", fix="give prompt or prompt_token_ids")
-    return found
+    return content
 
 
-def token_ids(given: Any, index: int) -> Ids:
+def token_ids(values: Any, index: int) -> Ids:
     """Converts token ids to an array; raises an error if they are not integers: NumPy would convert almost anything."""
-    ids = np.asarray(given)
+    ids = np.asarray(values)
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         raise InputError(f"prompt {index} has ids that are not integers", fix="give a list of token ids")
     if ids.size and not (ids.min() >= 0 and ids.max() < 2**31):

@@ -107,9 +107,9 @@ class EngineCoreTarget:
     def __init__(self, stock: Any) -> None:
         self._stock = stock
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, *arguments: Any, **kwargs: Any) -> Any:
         watch_parent()
-        return self._stock(*arguments, **named)
+        return self._stock(*arguments, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _in_new_process, ()
@@ -120,10 +120,10 @@ def _in_new_process() -> Any:
     return _run_engine_core
 
 
-def _run_engine_core(*arguments: Any, **named: Any) -> Any:
+def _run_engine_core(*arguments: Any, **kwargs: Any) -> Any:
     from vllm.v1.engine.core import EngineCoreProc
 
-    return EngineCoreProc.run_engine_core(*arguments, **named)
+    return EngineCoreProc.run_engine_core(*arguments, **kwargs)
 
 
 @contextlib.contextmanager

@@ -48,8 +48,8 @@ class Settings:
 
     @staticmethod
     def read(vllm_config: Any) -> Settings:
-        given = (getattr(vllm_config, "additional_config", None) or {}).get(KEY) or {}
-        return Settings(**given)
+        settings = (getattr(vllm_config, "additional_config", None) or {}).get(KEY) or {}
+        return Settings(**settings)
 
 
 class BatchKey(NamedTuple):
@@ -144,25 +144,25 @@ class ScorePooler(Pooler):  # type: ignore[misc]
                 continue
             together = self._score(hidden_states, [parts[i] for i in members])
             sizes = [len(parts[i].index) for i in members]
-            for i, own in zip(members, torch.split(together, sizes), strict=True):
-                lines[i] = own
+            for i, block in zip(members, torch.split(together, sizes), strict=True):
+                lines[i] = block
         states = pooling_metadata.pooling_states
-        return [keep(s.hidden_states_cache, p, own) for s, p, own in zip(states, parts, lines, strict=True)]
+        return [keep(s.hidden_states_cache, p, block) for s, p, block in zip(states, parts, lines, strict=True)]
 
     def _score(self, hidden_states: Tensor, parts: list[Part]) -> Tensor:
         """Scores parts of one kind: returns the lines of their rows, concatenated, int32 (rows, words)."""
-        rows, asked = np.concatenate([p.index for p in parts]), np.concatenate([p.targets for p in parts])
+        rows, target_ids = np.concatenate([p.index for p in parts]), np.concatenate([p.targets for p in parts])
         return self.score_rows(
-            hidden_states, parts[0].kind, rows, asked, np.concatenate([p.baseline_rows for p in parts])
+            hidden_states, parts[0].kind, rows, target_ids, np.concatenate([p.baseline_rows for p in parts])
         )
 
-    def score_rows(self, hidden_states: Tensor, kind: BatchKey, rows: Any, asked: Any, stored: Any) -> Tensor:
+    def score_rows(self, hidden_states: Tensor, kind: BatchKey, rows: Any, target_ids: Any, stored: Any) -> Tensor:
         """Returns the lines of some rows of the hidden states, int32 (rows, words).
 
-        ``asked`` are the targets of each row. ``stored`` are the numbers of the rows in the reference.
+        ``target_ids`` are the targets of each row. ``stored`` are the numbers of the rows in the reference.
         """
         index = to_device(rows, hidden_states.device)
-        targets = to_device(asked.astype(np.int64), hidden_states.device)
+        targets = to_device(target_ids.astype(np.int64), hidden_states.device)
         if len(rows) == 0:
             return torch.empty(0, self._words(kind, hidden_states), dtype=torch.int32, device=hidden_states.device)
         if self._kernel_of(hidden_states) is not None and not kind.gather:
@@ -206,10 +206,10 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         return line if kind.extra != "states" else torch.cat([line, as_words(self._matrix_of(hidden)[0])], dim=1)
 
     def _matrix_of(self, hidden: Tensor) -> tuple[Tensor, Head, Shard]:
-        found = self._tap.matrix(hidden)
-        if found is None:
+        matrix = self._tap.matrix(hidden)
+        if matrix is None:
             raise RuntimeError("scoremode: the head of this model is not a plain matrix, so its states cannot be kept")
-        return found
+        return matrix
 
     def _shard_of(self, hidden_states: Tensor) -> Shard:
         if self._shard is None:
@@ -221,9 +221,9 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         if self._choice is None and not self._asks_for_logits:
             random = torch.Generator().manual_seed(0)  # a few rows of random numbers, the same on every rank
             probe = torch.randn(4, like.shape[1], generator=random).to(like.device, like.dtype)
-            found = self._tap.matrix(probe)
-            if every_rank(found is not None and self._is_all(*found[:2], probe)) and found is not None:
-                self._choice = self._same_everywhere(found[1])
+            matrix = self._tap.matrix(probe)
+            if every_rank(matrix is not None and self._is_all(*matrix[:2], probe)) and matrix is not None:
+                self._choice = self._same_everywhere(matrix[1])
             else:
                 if self._settings.head_kernel:
                     logger.warning("scoremode: this model's head is not a plain matrix, so its own logits are used")
@@ -249,11 +249,11 @@ class ScorePooler(Pooler):  # type: ignore[misc]
     def _columns_of(self, hidden: Tensor, targets: Tensor, gather: bool, vocabulary: int) -> Columns:
         x, head, shard, share = self._projected(hidden, gather, vocabulary)
         if head is not None and self._choice is not None:
-            own, at_target = self._choice.kernel.reduce(x, head, targets, share)
+            part, at_target = self._choice.kernel.reduce(x, head, targets, share)
         else:
             at_target = share(target_logits(x, targets, shard.first_id))
-            own = partials(x, targets, at_target, shard.first_id)
-        whole = own if shard.ranks == 1 else combine(slices_of_ranks(own))
+            part = partials(x, targets, at_target, shard.first_id)
+        whole = part if shard.ranks == 1 else combine(slices_of_ranks(part))
         return finish(whole, at_target)
 
     def _projected(self, hidden: Tensor, gather: bool, vocabulary: int) -> tuple[Tensor, Head | None, Shard, Share]:
@@ -262,9 +262,9 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         ``vocabulary`` is the size of the tokenizer's vocabulary, if the ids after it are padding. The ``Share`` gives
         the targets' logits to all ranks.
         """
-        found = None if gather or self._kernel_of(hidden) is None else self._tap.matrix(hidden)
-        if found is not None:
-            x, head, shard = found[0], found[1].within(vocabulary) if vocabulary else found[1], found[2]
+        matrix = None if gather or self._kernel_of(hidden) is None else self._tap.matrix(hidden)
+        if matrix is not None:
+            x, head, shard = matrix[0], matrix[1].within(vocabulary) if vocabulary else matrix[1], matrix[2]
         else:
             x, shard = self._tap.logits(hidden, gather)
             x, head = x[:, : max(0, vocabulary - shard.first_id)] if vocabulary else x, None
@@ -272,11 +272,11 @@ class ScorePooler(Pooler):  # type: ignore[misc]
 
     def _head_facts(self, hidden: Tensor) -> dict[str, str]:
         """Returns dtype, rows, width, scale, cap and bias of a head to be stored; empty if it is not a plain matrix."""
-        found = self._tap.matrix(hidden[:1])
-        if found is None:
+        matrix = self._tap.matrix(hidden[:1])
+        if matrix is None:
             return {}
-        head = found[1]
-        rows = head.weight.shape[0] if found[2].ranks == 1 else found[2].vocabulary
+        head = matrix[1]
+        rows = head.weight.shape[0] if matrix[2].ranks == 1 else matrix[2].vocabulary
         facts = (str(head.weight.dtype), rows, head.weight.shape[1], head.scale, head.softcap, head.bias is not None)
         return {"stored_head": " ".join(map(str, facts))}
 
@@ -308,14 +308,14 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         """Returns rows of the whole head's matrix as words, each followed by its bias in float32."""
         _, head, shard = self._matrix_of(hidden)
         ids = torch.arange(request.first, request.first + request.count, device=hidden.device) - head.first_id
-        own = (ids >= 0) & (ids < head.weight.shape[0] if shard.ranks == 1 else ids < head.vocabulary)
-        local = torch.where(own, ids, 0)
+        mask = (ids >= 0) & (ids < head.weight.shape[0] if shard.ranks == 1 else ids < head.vocabulary)
+        local = torch.where(mask, ids, 0)
         bias = torch.zeros(len(ids), device=hidden.device) if head.bias is None else head.bias[local].float()
-        words = torch.cat([as_words(head.weight[local]), bits(bias[:, None])], dim=1)
+        rows = torch.cat([as_words(head.weight[local]), bits(bias[:, None])], dim=1)
         if shard.ranks == 1:
-            return words
-        held = torch.cat([words, own[:, None].to(torch.int32)], dim=1)
-        whole = words
+            return rows
+        held = torch.cat([rows, mask[:, None].to(torch.int32)], dim=1)
+        whole = rows
         for gathered in across_ranks(held.view(torch.float32)):
             theirs = gathered.contiguous().view(torch.int32)
             whole = torch.where(theirs[:, -1:] != 0, theirs[:, :-1], whole)
@@ -348,8 +348,8 @@ def read_parts(metadata: Any) -> Iterator[Part]:
     for i, (count, end, length, params) in enumerate(zip(counts, ends, lengths, metadata.pooling_params, strict=True)):
         request = Request.from_kwargs(params.extra_kwargs)
         if request is None:  # vLLM's memory profiling calls this with fewer ids than the prompt has
-            own = own_tokens(metadata.prompt_token_ids_cpu[i, :length].numpy().astype(np.int32))
-            request = Request(own.rows, own.targets)
+            window = own_tokens(metadata.prompt_token_ids_cpu[i, :length].numpy().astype(np.int32))
+            request = Request(window.rows, window.targets)
         begin = end - count
         low, high = np.searchsorted(request.rows, (begin, end)).tolist()
         index = request.rows[low:high].astype(np.int64) + (offset - begin)
@@ -357,19 +357,19 @@ def read_parts(metadata: Any) -> Iterator[Part]:
         offset += count
 
 
-def keep(kept: list[Any], part: Part, lines: Tensor) -> Tensor | None:
+def keep(chunks: list[Any], part: Part, lines: Tensor) -> Tensor | None:
     """Stores a chunk's lines with those of its request; returns all of them when the whole prompt has been fed.
 
     A preempted request is fed again from an earlier token, perhaps in different chunks: repeated lines replace the
     stored ones. If the request restarts after the end of the stored lines (its prefix was found in the cache), there is
     a gap. Only the lines after the gap are returned, and the engine requests the missing rows again.
     """
-    pieces: list[tuple[int, Tensor]] = [(a, old[: part.first - a]) for a, old in kept if a < part.first]
+    pieces: list[tuple[int, Tensor]] = [(a, old[: part.first - a]) for a, old in chunks if a < part.first]
     pieces.append((part.first, lines))
     if not part.finished:
-        kept[:] = pieces
+        chunks[:] = pieces
         return None
-    kept.clear()
+    chunks.clear()
     run = [pieces[-1]]
     for first, old in reversed(pieces[:-1]):
         if first + len(old) != run[-1][0]:
@@ -391,20 +391,20 @@ def bits(floats: Tensor) -> Tensor:
 
 def to_words(columns: Columns) -> Tensor:
     """Packs columns as lines of int32 words, which ``scores.packing.read_lines`` reads."""
-    found = []
+    parts = []
     for column in BUILT_IN.scores:
         values: Tensor = getattr(columns, column.name)
         values = values if column.per == "target" else values[:, None]
-        found.append(bits(values) if column.dtype == "float64" else values.to(torch.int32))
-    return torch.cat(found, dim=1)
+        parts.append(bits(values) if column.dtype == "float64" else values.to(torch.int32))
+    return torch.cat(parts, dim=1)
 
 
-def with_divergence(columns: Columns, found: Divergence) -> Tensor:
+def with_divergence(columns: Columns, divergence: Divergence) -> Tensor:
     """Packs columns and a divergence, which ``scores.packing.read_divergences`` reads; NaN where it is not measured."""
     lines = to_words(columns)
     apart = torch.full((len(lines), len(DIVERGENCE)), torch.nan, dtype=torch.float64, device=lines.device)
     for place, column in enumerate(DIVERGENCE):
-        if (values := getattr(found, column.name, None)) is not None:
+        if (values := getattr(divergence, column.name, None)) is not None:
             apart[:, place] = values
     return torch.cat([lines, apart.view(torch.int32)], dim=1)
 

@@ -136,19 +136,19 @@ class VllmLog:
     def cause(self) -> str | None:
         """Returns the last informative error in the log, in one line."""
         for line in reversed(self.text().splitlines()):
-            found = ERROR_LINE.search(line)
-            if found and not any(words in line for words in SAYS_NOTHING):
-                return f"{found[1].split('.')[-1]}: {found[2].strip()}"[:300]
+            match = ERROR_LINE.search(line)
+            if match and not any(phrase in line for phrase in SAYS_NOTHING):
+                return f"{match[1].split('.')[-1]}: {match[2].strip()}"[:300]
         died = WORKER_DIED.search(self.text())
         if died is None:
             return None
         return "a worker process died" + (f" of {signal.Signals(-int(died[1])).name}" if died[1] else "")
 
     def ran_out_of_memory(self) -> bool:
-        return any(words in self.text() for words in OUT_OF_MEMORY)
+        return any(phrase in self.text() for phrase in OUT_OF_MEMORY)
 
     @contextlib.contextmanager
-    def explaining(self, what: str, kind: type[ScoremodeError], fix: str = "") -> Iterator[None]:
+    def explaining(self, message: str, kind: type[ScoremodeError], fix: str = "") -> Iterator[None]:
         """Turns any exception of vLLM into one line: the cause in the log, or else the innermost exception."""
         try:
             yield
@@ -156,7 +156,7 @@ class VllmLog:
             raise
         except Exception as error:
             why, where = self.cause() or _innermost(error), f"its log is {self.path or 'above'}"
-            raise kind(f"{what} ({why})", fix=f"{fix}; {where}" if fix else where) from None
+            raise kind(f"{message} ({why})", fix=f"{fix}; {where}" if fix else where) from None
 
     def discard(self) -> None:
         """Deletes the log of an engine that ended without an error."""
@@ -207,9 +207,9 @@ class Processes:
         for child in self.children():
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(child.pid)
-                for found in (process, *process.children(recursive=True)):
-                    if not is_tracker(found):
-                        self._known.setdefault(found.pid, found)
+                for descendant in (process, *process.children(recursive=True)):
+                    if not is_tracker(descendant):
+                        self._known.setdefault(descendant.pid, descendant)
         return [process for process in self._known.values() if _lives(process)]
 
     def kill(self) -> None:

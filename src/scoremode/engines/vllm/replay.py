@@ -59,11 +59,11 @@ class StepTap(Tap):
         self._compute_logits = model.compute_logits
         model.compute_logits = self._remember  # on the object: other models in this process are not affected
 
-    def _remember(self, hidden: Tensor, *rest: Any, **named: Any) -> Any:
+    def _remember(self, hidden: Tensor, *rest: Any, **kwargs: Any) -> Any:
         """Takes the place of the model's ``compute_logits``, and remembers the hidden states that vLLM passes to it."""
         if self._mode == "stock":
             self._hidden = hidden
-        return self._compute_logits(hidden, *rest, **named)
+        return self._compute_logits(hidden, *rest, **kwargs)
 
     def begin_step(self, logits: Tensor) -> Tensor:
         """Takes the logits of a step, and returns the hidden states that they were computed from."""
@@ -119,11 +119,11 @@ class ReplayProcessor(V1Processor, V2Processor):  # type: ignore[misc]
         replay = Replay.from_kwargs(params.extra_args)
         if replay is None:
             return None
-        found = self._sequences.get(replay.name)
-        if found is None:
-            found = self._sequences[replay.name] = self._texts.add(replay)
-        found.returns += 1
-        return found
+        sequence = self._sequences.get(replay.name)
+        if sequence is None:
+            sequence = self._sequences[replay.name] = self._texts.add(replay)
+        sequence.returns += 1
+        return sequence
 
     # ── V1 runner ────────────────────────────────────────────────────────────────────────────────────────────────────
     def is_argmax_invariant(self) -> bool:
@@ -135,10 +135,10 @@ class ReplayProcessor(V1Processor, V2Processor):  # type: ignore[misc]
         self._members = None
 
         def enter(params: Any, _prompt: list[int] | None, sampled: list[int]) -> Sequence | None:
-            found = self._sequence(params)
-            if found is not None:
-                found.sampled = sampled
-            return found
+            sequence = self._sequence(params)
+            if sequence is not None:
+                sequence.sampled = sampled
+            return sequence
 
         process_dict_updates(self._batch, batch_update, enter)
 
@@ -149,12 +149,12 @@ class ReplayProcessor(V1Processor, V2Processor):  # type: ignore[misc]
 
     # ── V2 runner ────────────────────────────────────────────────────────────────────────────────────────────────────
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
-        found = self._sequence(sampling_params)
+        sequence = self._sequence(sampling_params)
         self._batch.pop(req_idx, None)
         self._members = None
-        if found is not None:
-            self._batch[req_idx] = found
-        return found is not None
+        if sequence is not None:
+            self._batch[req_idx] = sequence
+        return sequence is not None
 
     def _steps_v2(self, members: Members, context: Any) -> tuple[Ints, Ints, Bools]:
         """Like ``_steps_v1``. A step below the last one scored belongs to a preempted request that is prefilled again.
@@ -181,19 +181,19 @@ class ReplayProcessor(V1Processor, V2Processor):  # type: ignore[misc]
             rows, steps, scored = self._steps_v2(members, context)
         if scored.any():
             steps = np.where(scored, steps, 0)
-            asked = np.where(scored, self._texts.row_of_step[members.slots, steps], -1)
-            self._score(logits, members, rows, asked)
+            indices = np.where(scored, self._texts.row_of_step[members.slots, steps], -1)
+            self._score(logits, members, rows, indices)
             self._force(logits, rows, np.where(scored, self._texts.forced[members.slots, steps], -1))
         return logits
 
-    def _score(self, logits: Tensor, members: Members, rows: Ints, asked: Ints) -> None:
+    def _score(self, logits: Tensor, members: Members, rows: Ints, indices: Ints) -> None:
         assert self._tap is not None and self._pooler is not None, "attached before the first request"  # noqa: PT018
         hidden = self._tap.begin_step(logits)
-        for kind, own in members.kinds:
-            which = own & (asked >= 0)
+        for kind, mask in members.kinds:
+            which = mask & (indices >= 0)
             if not which.any():
                 continue
-            step = Step(rows[which], members.slots[which], asked[which])
+            step = Step(rows[which], members.slots[which], indices[which])
             if kind.extra == "head":
                 for sequence in map(self._texts.sequences.__getitem__, step.slots):
                     assert sequence is not None, "a text of the batch was not fetched yet"
@@ -230,9 +230,9 @@ class ReplayProcessor(V1Processor, V2Processor):  # type: ignore[misc]
         slots = np.concatenate([step.slots for step in steps])
         order = np.argsort(slots, kind="stable")
         slots, rows = slots[order], np.concatenate([step.rows for step in steps])[order]
-        asked = np.concatenate([step.asked for step in steps])[order]
-        targets, stored = self._texts.targets[slots, asked, : kind.k], self._texts.first[slots] + asked
-        self._texts.give(HostCopy(self._pooler.score_rows(hidden, kind, rows, targets, stored)), slots, asked)
+        indices = np.concatenate([step.asked for step in steps])[order]
+        targets, stored = self._texts.targets[slots, indices, : kind.k], self._texts.first[slots] + indices
+        self._texts.give(HostCopy(self._pooler.score_rows(hidden, kind, rows, targets, stored)), slots, indices)
 
     def _force(self, logits: Tensor, rows: Ints, forced: Ints) -> None:
         """Makes greedy sampling choose the next token of each text. After a text's last token there is none."""
@@ -247,9 +247,9 @@ class ReplayProcessor(V1Processor, V2Processor):  # type: ignore[misc]
     def take(self, names: list[str]) -> list[tuple[bytes, int, int]]:
         """Returns of each finished request its lines, the words per line, and how often it came back."""
         self.flush()
-        found = [self._sequences.pop(name) for name in names]
-        words = [self._texts.take(sequence) for sequence in found]
-        return [(w.tobytes(), w.shape[1], s.returns) for w, s in zip(words, found, strict=True)]
+        sequences = [self._sequences.pop(name) for name in names]
+        lines = [self._texts.take(sequence) for sequence in sequences]
+        return [(w.tobytes(), w.shape[1], s.returns) for w, s in zip(lines, sequences, strict=True)]
 
     def forget(self) -> None:
         """Forgets the texts of requests that were aborted."""

@@ -37,8 +37,8 @@ class HostCopy:
         if self._event is not None:
             self._event.synchronize()
             self._event = None
-        found: Words = self._lines.numpy()
-        return found
+        lines: Words = self._lines.numpy()
+        return lines
 
 
 @dataclass(slots=True, eq=False)
@@ -71,17 +71,17 @@ class Texts:
 
     def add(self, replay: Replay) -> Sequence:
         slot = self.sequences.index(None) if None in self.sequences else len(self.sequences)
-        found = Sequence(replay, BatchKey.of(replay.request), slot)
-        self.sequences[slot : slot + 1] = [found]
+        sequence = Sequence(replay, BatchKey.of(replay.request), slot)
+        self.sequences[slot : slot + 1] = [sequence]
         rows, steps = replay.request.rows, len(replay.forced) + 1
-        self._make_room(slot + 1, max(steps, len(rows)), found.kind.k)
+        self._make_room(slot + 1, max(steps, len(rows)), sequence.kind.k)
         self.forced[slot, : steps - 1], self.forced[slot, steps - 1 :] = replay.forced, -1
         self.row_of_step[slot, :steps] = replay.row_of_step()
-        self.targets[slot, : len(rows), : found.kind.k] = replay.request.targets
+        self.targets[slot, : len(rows), : sequence.kind.k] = replay.request.targets
         self.line_width[slot] = 0
         self.steps[slot], self.prompt[slot], self.reached[slot] = steps, replay.prompt, 0
         self.first[slot] = replay.request.first
-        return found
+        return sequence
 
     def _make_room(self, slots: int, width: int, k: int) -> None:
         have = (*self.forced.shape, self.targets.shape[2])
@@ -98,9 +98,9 @@ class Texts:
         new[tuple(map(slice, old.shape))] = old
         setattr(self, name, new)
 
-    def give(self, copy: HostCopy, slots: Ints, asked: Ints) -> None:
+    def give(self, copy: HostCopy, slots: Ints, indices: Ints) -> None:
         """Receives computed lines, one per requested row of a text, to be read later."""
-        self._computed.append((copy, slots, asked))
+        self._computed.append((copy, slots, indices))
         if (
             len(self._computed) > WAITING_COPIES
         ):  # the older half has arrived long ago, and its memory can be used again
@@ -109,12 +109,12 @@ class Texts:
     def _read(self, count: int) -> None:
         """Reads the oldest copies, in the order of the steps: if a row was computed again, its last line counts."""
         for _ in range(count):
-            copy, slots, asked = self._computed.popleft()
-            words = copy.read()
+            copy, slots, indices = self._computed.popleft()
+            lines = copy.read()
             if copy.width > self.lines.shape[2]:
                 self._enlarge("lines", (*self.forced.shape, copy.width))
-            self.lines[slots, asked, : copy.width] = words
-            self.line_width[slots, asked] = copy.width
+            self.lines[slots, indices, : copy.width] = lines
+            self.line_width[slots, indices] = copy.width
 
     def take(self, sequence: Sequence) -> Words:
         """Forgets a text, and returns the lines of all its requested rows; waits for the copies of the last steps."""
@@ -126,8 +126,8 @@ class Texts:
         missing = int((self.line_width[slot, :count] == 0).sum())
         if missing:
             raise RuntimeError(f"scoremode: {missing} of {count} rows of a replayed text were not computed")
-        found: Words = self.lines[slot, :count, : self.line_width[slot, :count].max(initial=0)].copy()
-        return found
+        lines: Words = self.lines[slot, :count, : self.line_width[slot, :count].max(initial=0)].copy()
+        return lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class Members:
             np.array(list(batch), np.int64),
             np.array([sequence.slot for sequence in sequences], np.int64),
             [sequence.sampled for sequence in sequences],
-            [(kind, np.array([kind == one for one in kinds])) for kind in dict.fromkeys(kinds)],
+            [(kind, np.array([kind == other for other in kinds])) for kind in dict.fromkeys(kinds)],
         )
 
 

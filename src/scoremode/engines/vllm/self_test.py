@@ -70,8 +70,8 @@ class Verdict:
     def notes(self, dtype: str) -> list[str]:
         products = self.kernel.get("float32_products", "ieee")
         rounded = dtype == "float32" and products != "ieee"
-        found = [f"vLLM multiplies float32 matrices in {products}"] if rounded else []
-        return [*found, UNIFORM] if self.uniform else found
+        notes = [f"vLLM multiplies float32 matrices in {products}"] if rounded else []
+        return [*notes, UNIFORM] if self.uniform else notes
 
 
 def request_for_test(vocabulary: int, longest: int, *, gather: bool) -> tuple[Ids, Request]:
@@ -93,26 +93,26 @@ def require_agreement(tried: list[Verdict], version: str) -> Verdict:
     )
 
 
-def judge_answers(words: Words, dtype: str) -> Verdict:
+def judge_answers(lines: Words, dtype: str) -> Verdict:
     """Judges the answer to a self-test request. Each line has our scores and those from the model's own logits."""
     line = line_words(TEST_TARGETS)
-    if words.dtype != np.int32 or words.ndim != 2 or words.shape[1] != 2 * line + 3 + KERNEL_WORDS:
+    if lines.dtype != np.int32 or lines.ndim != 2 or lines.shape[1] != 2 * line + 3 + KERNEL_WORDS:
         raise EngineError(
-            f"self-test failed: vLLM answered with {words.dtype} {words.shape} instead of scores",
+            f"self-test failed: vLLM answered with {lines.dtype} {lines.shape} instead of scores",
             fix="this architecture has its own pooler; use --engine transformers",
         )
-    ours, theirs = read_lines(words, TEST_TARGETS), read_lines(words[:, line:], TEST_TARGETS)
-    size = float(np.ascontiguousarray(words[:, 2 * line : 2 * line + 1]).view(np.float32).max())
+    ours, theirs = read_lines(lines, TEST_TARGETS), read_lines(lines[:, line:], TEST_TARGETS)
+    size = float(np.ascontiguousarray(lines[:, 2 * line : 2 * line + 1]).view(np.float32).max())
     floats = [column.name for column in BUILT_IN.scores if column.dtype == "float64"]
     gaps = [np.abs(getattr(ours, n) - getattr(theirs, n)).max() for n in floats]
-    kernel = unpack_words(words[0, 2 * line + 3 :])
+    kernel = unpack_words(lines[0, 2 * line + 3 :])
     stored = kernel.pop("stored_head", "")
     served = kernel.get("float32_products") if dtype == "float32" else dtype
     step = {"bfloat16": 2**-8, "bf16": 2**-8, "float16": 2**-11, "tf32": 2**-11}.get(served or "", 2**-24)
     error = float(np.max(gaps))
     allowed = 2e-3 + 4 * step * size
     # a NaN gap must fail, but NaN compares false, so it becomes infinity below
-    exact, vocabulary = words[0, 2 * line + 1 : 2 * line + 3].tolist()
+    exact, vocabulary = lines[0, 2 * line + 1 : 2 * line + 3].tolist()
     uniform = bool((theirs.logprob == measured(theirs.top_logprob)[:, None]).all()) and vocabulary > 1
     return Verdict(
         error=error if np.isfinite(error) else float("inf"),

@@ -95,7 +95,7 @@ def scoring_arguments(arguments: dict[str, Any], options: LaunchArguments, token
         "step_keeper": options.step_keeper,
     }
     overrides = arguments.get("hf_overrides", {})
-    own: dict[str, Any] = {
+    additions: dict[str, Any] = {
         "skip_tokenizer_init": not tokenizer,
         "enable_prefix_caching": options.prefix_caching,  # explicit: the default differs by architecture
         "additional_config": {KEY: settings},
@@ -103,7 +103,7 @@ def scoring_arguments(arguments: dict[str, Any], options: LaunchArguments, token
     if options.path is None:
         from vllm.config import PoolerConfig
 
-        own |= {
+        additions |= {
             "runner": "pooling",
             "convert": "embed",
             # pooling heads default to float32, which a quantized head refuses and a CPU casts at every call
@@ -112,14 +112,14 @@ def scoring_arguments(arguments: dict[str, Any], options: LaunchArguments, token
         }
     else:
         replay = "scoremode.engines.vllm.replay"
-        own |= {
+        additions |= {
             "runner": "generate",
             "hf_overrides": dict(overrides),
             "max_num_seqs": options.path.sequences,
             "logits_processors": [f"{replay}:ReplayProcessor"],
             "worker_extension_cls": f"{replay}.ReplayWorker",
         }
-    return {"enable_chunked_prefill": True, **arguments, **own}
+    return {"enable_chunked_prefill": True, **arguments, **additions}
 
 
 def ranks_of(arguments: Mapping[str, Any]) -> int:
@@ -151,8 +151,8 @@ def choose_dtype(model: str, on_cpu: bool, trust_remote_code: bool) -> str:
         needs_bfloat16 = int4 or (support.is_w8a8(quantization) and torch.cpu._is_amx_tile_supported())
         return "bfloat16" if needs_bfloat16 else "float32"
     text = config.get_text_config()
-    said = str(getattr(text, "dtype", None) or getattr(config, "dtype", None)).removeprefix("torch.")
-    return said if said in ("bfloat16", "float16") else "bfloat16"
+    dtype = str(getattr(text, "dtype", None) or getattr(config, "dtype", None)).removeprefix("torch.")
+    return dtype if dtype in ("bfloat16", "float16") else "bfloat16"
 
 
 def quantization_of(model: str, trust_remote_code: bool) -> Any:

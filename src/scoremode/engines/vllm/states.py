@@ -44,10 +44,10 @@ class PinnedBuffers:
 
     def send(self, rows: Raw, dtype: str, device: torch.device) -> Tensor:
         """Copies the filled rows to the device and returns them."""
-        found = from_raw(rows, dtype).to(device, non_blocking=True)
+        states = from_raw(rows, dtype).to(device, non_blocking=True)
         if device.type == "cuda":
             self._sent[self._turn] = torch.cuda.current_stream(device).record_event()
-        return found
+        return states
 
 
 class WorkerReference:

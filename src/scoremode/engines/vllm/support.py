@@ -113,25 +113,25 @@ class LaunchArguments:
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of ``vllm.LLM``, without those that score mode sets."""
-        given = {name: value for name in PASSED_ON if (value := getattr(self, name)) is not None}
-        arguments = given | self.extra
+        options = {name: value for name in PASSED_ON if (value := getattr(self, name)) is not None}
+        arguments = options | self.extra
         check_arguments(arguments)
         if self.path is not None:
             check_decode(arguments)
         return arguments
 
     @staticmethod
-    def of(given: VllmOptions, work: Work, context: int | None = None) -> LaunchArguments:
+    def of(options: VllmOptions, work: Work, context: int | None = None) -> LaunchArguments:
         """The user's options, combined with what is known about the work and with the model's context length."""
-        check_head(given.head, given.head_kernel)
-        known = {f.name for f in fields(LaunchArguments)}
-        taken = {name: value for name, value in given.given().items() if name in known}
-        longest, chosen = work.longest, given.max_model_len
+        check_head(options.head, options.head_kernel)
+        names = {f.name for f in fields(LaunchArguments)}
+        taken = {name: value for name, value in options.given().items() if name in names}
+        longest, chosen = work.longest, options.max_model_len
         if longest is not None and work.path is not None and longest != context:
             longest += 1  # a token that is sampled after the window's last token
-        taken["dtype"] = None if given.dtype == "auto" else given.dtype
+        taken["dtype"] = None if options.dtype == "auto" else options.dtype
         taken["max_model_len"] = max(longest, SHORTEST) if longest is not None and chosen is None else chosen
-        return LaunchArguments(**taken, prefix_caching=work.shares_prompts, extra=given.extra, path=work.path)
+        return LaunchArguments(**taken, prefix_caching=work.shares_prompts, extra=options.extra, path=work.path)
 
 
 # ── versions and plugin ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -160,22 +160,22 @@ def is_batch_invariant() -> bool:
     return os.environ.get("VLLM_BATCH_INVARIANT", "").strip() not in ("", "0")
 
 
-def version_numbers(found: str) -> tuple[int, ...]:
+def version_numbers(release: str) -> tuple[int, ...]:
     """Returns the first two numbers of a version.
 
     >>> version_numbers("0.24.0+cu130")
     (0, 24)
     """
-    return tuple(int(part) for part in found.split("+", maxsplit=1)[0].split(".")[:2] if part.isdigit())
+    return tuple(int(part) for part in release.split("+", maxsplit=1)[0].split(".")[:2] if part.isdigit())
 
 
-def check_version(found: str, allow_untested: bool) -> None:
-    minor = version_numbers(found)
+def check_version(release: str, allow_untested: bool) -> None:
+    minor = version_numbers(release)
     if allow_untested or OLDEST <= minor <= NEWEST:
         return
     wanted = f"{'.'.join(map(str, OLDEST))} to {'.'.join(map(str, NEWEST))}"
     raise ModelError(
-        f"vLLM {found} is untested: score mode was tested with {wanted}",
+        f"vLLM {release} is untested: score mode was tested with {wanted}",
         fix=f"pip install 'vllm=={OLDEST[0]}.{NEWEST[1]}.*', or try it with --allow-untested",
     )
 
@@ -197,12 +197,12 @@ def check_head(head: str | None, kernel: str | None) -> None:
 def plugin_state() -> tuple[str, bool]:
     """Can vLLM be used with our plugin? The answer in words and as a bool; vLLM is not imported."""
     try:
-        found = installed_version()
-        check_version(found, False)
+        release = installed_version()
+        check_version(release, False)
         check_plugin()
     except ModelError as error:
         return str(error), False
-    return f"seen by vLLM {found}", True
+    return f"seen by vLLM {release}", True
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> None:
@@ -237,10 +237,10 @@ def check_decode(arguments: Mapping[str, Any]) -> None:
                 f"--path decode runs vLLM on one device, and {name} is {arguments[name]}", fix="use --path prefill"
             )
     if os.environ.get(SECOND_RUNNER) == "1" and version_numbers(installed_version()) < (0, 32):
-        words = (
+        message = (
             f"{SECOND_RUNNER}=1: before vLLM 0.32, that runner takes no logits processors, which --path decode needs"
         )
-        raise OptionError(words, fix=f"unset {SECOND_RUNNER}, or use --path prefill")
+        raise OptionError(message, fix=f"unset {SECOND_RUNNER}, or use --path prefill")
     if arguments.get("max_num_seqs"):
         raise OptionError("max_num_seqs is the number of sequences side by side", fix="use --sequences")
     why = {
@@ -254,9 +254,9 @@ def check_decode(arguments: Mapping[str, Any]) -> None:
 
 def refuse_arguments(arguments: Mapping[str, Any], why: Mapping[str, str], instead: str = "") -> None:
     """Refuse arguments of vLLM by name, each for its reason; ``instead`` is what else the user may do."""
-    for name, words in why.items():
+    for name, reason in why.items():
         if arguments.get(name):
-            raise OptionError(f"--engine-arg {name}: {words}", fix=f"leave {name} out{instead}")
+            raise OptionError(f"--engine-arg {name}: {reason}", fix=f"leave {name} out{instead}")
 
 
 def has_int4_kernel() -> bool:
@@ -295,8 +295,8 @@ def _int4_weights_alone(quantization: Any) -> bool:
     """Does the config declare W4A16 (GPTQ, AWQ or compressed-tensors)? Int8 activations have their own kernels."""
     schemes = schemes_of(quantization)
     if schemes is None:
-        given = quantization if isinstance(quantization, Mapping) else {}
-        return given.get("quant_method") in ("gptq", "awq", "auto-round") and given.get("bits", given.get("w_bit")) == 4
+        facts = quantization if isinstance(quantization, Mapping) else {}
+        return facts.get("quant_method") in ("gptq", "awq", "auto-round") and facts.get("bits", facts.get("w_bit")) == 4
     return any(is_integer(s.get("weights"), 4) and not s.get("input_activations") for s in schemes)
 
 
@@ -324,8 +324,8 @@ def rounds_int8_activations() -> bool:
 
     steps = torch.full((1, 16), 0.75)
     steps[0, 0] = 127.0  # the largest activation of the token: one step is 1
-    found, _, _ = kernels.onednn_scaled_int8_quant(steps)
-    return int(found[0, 1]) == 1
+    output, _, _ = kernels.onednn_scaled_int8_quant(steps)
+    return int(output[0, 1]) == 1
 
 
 def adds_int8_products_exactly() -> bool:
@@ -340,10 +340,10 @@ def adds_int8_products_exactly() -> bool:
     weights = torch.full((width, depth), 127, dtype=torch.int8).t()
     scales = torch.ones(width)  # must live as long as the product, which has only their address
     product = kernels.create_onednn_scaled_mm(weights, scales, torch.float32, True, False)
-    found = torch.empty(1, width)
+    output = torch.empty(1, width)
     rows = torch.full((1, depth), 127, dtype=torch.int8)
-    kernels.onednn_scaled_mm(product, rows, found, torch.ones(1, 1), None, None, None)
-    return bool((found == depth * 127 * 127).all())
+    kernels.onednn_scaled_mm(product, rows, output, torch.ones(1, 1), None, None, None)
+    return bool((output == depth * 127 * 127).all())
 
 
 @contextmanager
@@ -372,8 +372,8 @@ def plugin_filter() -> dict[str, str]:
 
 def copied_to_ray(switch: str) -> dict[str, str]:
     """The variable that makes vLLM copy our switch to workers that Ray starts, perhaps on other machines."""
-    named = [name for name in os.environ.get(RAY_COPIES, "").split(",") if name]
-    return {RAY_COPIES: ",".join(dict.fromkeys([*named, switch]))}
+    names = [name for name in os.environ.get(RAY_COPIES, "").split(",") if name]
+    return {RAY_COPIES: ",".join(dict.fromkeys([*names, switch]))}
 
 
 def kernel_switches() -> dict[str, str]:

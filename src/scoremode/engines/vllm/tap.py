@@ -92,8 +92,8 @@ class Tap:
         self._mode = "matrix"
         try:
             self._model.compute_logits(hidden)
-        except _Reached as found:
-            return None if found.head is None else (found.hidden, found.head, found.shard)
+        except _Reached as reached:
+            return None if reached.head is None else (reached.hidden, reached.head, reached.shard)
         finally:
             self._mode = "stock"
         return None
@@ -155,16 +155,16 @@ def _head_of(processor: Any, lm_head: Any, bias: Tensor | None, shard: Shard) ->
 Slice = TypeVar("Slice", bound=RowBlock)
 
 
-def slices_of_ranks(own: Slice) -> list[Slice]:
+def slices_of_ranks(part: Slice) -> list[Slice]:
     """Gathers what each rank computed from its slice of the vocabulary, in rank order."""
-    return [own.like_from_words(words) for words in across_ranks(own.to_words())]
+    return [part.like_from_words(words) for words in across_ranks(part.to_words())]
 
 
-def across_ranks(own: Tensor) -> list[Tensor]:
+def across_ranks(tensor: Tensor) -> list[Tensor]:
     """Gathers an (n, c) tensor from each tensor-parallel rank, in rank order: a few numbers per row, never logits."""
     group = get_tp_group()
-    gathered: Tensor = group.all_gather(own.contiguous(), dim=0)
-    return list(torch.split(gathered, len(own)))
+    gathered: Tensor = group.all_gather(tensor.contiguous(), dim=0)
+    return list(torch.split(gathered, len(tensor)))
 
 
 def largest_of_ranks(at_target: Tensor) -> Tensor:

@@ -81,9 +81,9 @@ class Replay(Carried):
 
     def row_of_step(self) -> Ints:
         """Returns for each step the index of its row among the requested rows, or -1 if its row is not requested."""
-        found = np.full(len(self.forced) + 1, -1, np.int64)
-        found[self.request.rows - (self.prompt - 1)] = np.arange(len(self.request.rows))
-        return found
+        indices = np.full(len(self.forced) + 1, -1, np.int64)
+        indices[self.request.rows - (self.prompt - 1)] = np.arange(len(self.request.rows))
+        return indices
 
 
 def states_words(d: int, itemsize: int) -> int:
@@ -112,15 +112,15 @@ class Job:
     extra: ExtraResults
     lines: Words | None = None
 
-    def take(self, words: Words, block: int) -> Job | None:
+    def take(self, lines: Words, block: int) -> Job | None:
         """Adds an answer; returns the job that requests the missing rows, or None if no rows are missing.
 
         Rows inside a cached prefix are not computed, so they have no answer. They are requested again with a prompt
         that ends with the last missing row: vLLM always computes the last token and the block that contains it.
         """
-        words = words.reshape(-1, line_words(self.targets) + self.extra.words)
-        missing = len(self.window.rows) - len(words)
-        self.lines = words if self.lines is None else np.concatenate([words, self.lines])
+        lines = lines.reshape(-1, line_words(self.targets) + self.extra.words)
+        missing = len(self.window.rows) - len(lines)
+        self.lines = lines if self.lines is None else np.concatenate([lines, self.lines])
         if missing == 0:
             return None
         rows = self.window.rows[:missing]
@@ -128,7 +128,7 @@ class Job:
             self.window, ids=self.window.ids[: int(rows[-1]) + 1], rows=rows, targets=self.window.targets[:missing]
         )
         near_the_end = int(rows[-1]) - int(rows[0]) < block
-        cached = self.read_cache and near_the_end and len(words) > 0
+        cached = self.read_cache and near_the_end and len(lines) > 0
         return Job(self.index, front, cached, self.vocabulary, self.extra, self.lines)
 
     def request(self, gather: bool) -> Request:
