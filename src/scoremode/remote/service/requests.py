@@ -31,21 +31,19 @@ class ModelLimits:
     vocabulary: int  # ids that have a probability
 
 
-def check(score_request: Asked, room: ModelLimits) -> None:
+def check(request: Asked, room: ModelLimits) -> None:
     """Refuses a request that is wrong, too large, or would end a worker."""
-    if not score_request.windows:
+    if not request.windows:
         raise InputError("there is no window in this request", fix="send at least one")
-    if len(score_request.windows) > MOST_WINDOWS:
+    if len(request.windows) > MOST_WINDOWS:
         raise TooLargeError(
-            f"{len(score_request.windows)} windows are more than the {MOST_WINDOWS} of a request",
-            fix="send several requests",
+            f"{len(request.windows)} windows are more than the {MOST_WINDOWS} of a request", fix="send several requests"
         )
-    if score_request.vocabulary > room.vocabulary:
+    if request.vocabulary > room.vocabulary:
         raise InputError(
-            f"the vocabulary of {score_request.vocabulary} is larger than the model's {room.vocabulary}",
-            fix="leave it out",
+            f"the vocabulary of {request.vocabulary} is larger than the model's {room.vocabulary}", fix="leave it out"
         )
-    for index, window in enumerate(score_request.windows):
+    for index, window in enumerate(request.windows):
         _check_window(window, index, room)
 
 
