@@ -353,19 +353,19 @@ def _diverge(p: _BlockedProduct, q: _BlockedProduct, gather: Gather | None) -> D
     largest_p = torch.full((p.n,), float("-inf"))
     sums_q, reference_p = _Sums.zeros(len(with_ids), q.n), torch.zeros(len(with_ids), p.n)
     total_p, total_q, cross, cross_q = torch.zeros(4, len(with_ids), p.n, dtype=torch.float64)
-    kept = _KeptWeights(p, q, reference_p, sums_q.reference, gather)
+    weights = _KeptWeights(p, q, reference_p, sums_q.reference, gather)
     for line, index in enumerate(with_ids):
         x_p, x_q = p.ids(index), q.ranked_ids(index)
         begin = q.head.first_id + p.plan.blocks[index].begin - p.plan.lead
-        for own, side in zip(choices, (p, q), strict=False):
-            own.add(side.chunks, side.largest_in_chunks, begin, begin + p.plan.blocks[index].fresh)
+        for leading, side in zip(choices, (p, q), strict=False):
+            leading.add(side.chunks, side.largest_in_chunks, begin, begin + p.plan.blocks[index].fresh)
         torch.maximum(largest_p, p.largest_in_chunks.amax(1), out=largest_p)
         most_p = torch.clamp_min(largest_p, LOWEST, out=reference_p[line])
         most_q = torch.clamp_min(q.largest, LOWEST, out=sums_q.reference[line])
         for rows in _steps(x_q):
             below_p, weight_p = _weigh(p, x_p[rows], most_p[rows])
             below_q, weight_q = _weigh(q, x_q[rows], most_q[rows])
-            kept.keep(line, rows, weight_p, weight_q)
+            weights.keep(line, rows, weight_p, weight_q)
             torch.sum(weight_p, 1, out=total_p[line, rows])
             torch.sum(weight_q, 1, out=total_q[line, rows])
             gap = below_p.sub_(below_q)
@@ -378,8 +378,8 @@ def _diverge(p: _BlockedProduct, q: _BlockedProduct, gather: Gather | None) -> D
     sums = (largest_p, q.largest, whole_p, whole_q, moved_cross(drop_p, drop_q, total_p, cross))
     if gather is None:
         return DivergencePartials(q.partials(sums_q), *sums)
-    apart = kept.sum_apart(*log_totals(sums, gather))
-    first_p, first_q = (own.choices() for own in choices)
+    apart = weights.sum_apart(*log_totals(sums, gather))
+    first_p, first_q = (leading.choices() for leading in choices)
     cross_q = moved_cross(drop_q, drop_p, total_q, cross_q)
     return DivergencePartials(q.partials(sums_q), *sums, cross_q, first_p, first_q, apart)
 
@@ -414,8 +414,8 @@ class _KeptWeights:
 
     def keep(self, line: int, rows: slice, *weights: Tensor) -> None:
         """Keeps the weights of some rows of a block, if there is room for it."""
-        for own, weight in zip(self.kept, weights, strict=True) if line < self.blocks else ():
-            own[line, rows, : weight.shape[1]].copy_(weight)
+        for buffer, weight in zip(self.kept, weights, strict=True) if line < self.blocks else ():
+            buffer[line, rows, : weight.shape[1]].copy_(weight)
 
     def sum_apart(self, log_p: Tensor, log_q: Tensor) -> Tensor:
         """Σ |p - q| (n,) in float64, given log Σ exp(x) of both models over the whole vocabulary."""
@@ -437,8 +437,8 @@ class _KeptWeights:
         """Yields the weights of both models for some rows of a block."""
         fresh = self.sides[0].plan.blocks[index].fresh
         if line < self.blocks:
-            whole = [own[line, :, : own.shape[2] - fresh] for own in self.kept]
-            yield from ((rows, [own[rows] for own in whole]) for rows in _steps(whole[0]))
+            whole = [buffer[line, :, : buffer.shape[2] - fresh] for buffer in self.kept]
+            yield from ((rows, [buffer[rows] for buffer in whole]) for rows in _steps(whole[0]))
             return
         logits = [side.product(index)[:, fresh:] for side in self.sides]
         for rows in _steps(logits[0]):

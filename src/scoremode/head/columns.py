@@ -45,8 +45,8 @@ class RowBlock:
             return parts[0]
         build: Any = cls  # a dataclass, whose slots are its fields
         each: list[list[Any]] = [[getattr(part, name) for part in parts] for name in build.__slots__]
-        found: Self = build(*map(_joined, each))
-        return found
+        block: Self = build(*map(_joined, each))
+        return block
 
     def to_words(self) -> Tensor:
         """Packs all fields as 32-bit words, one line per row, to be sent between ranks.
@@ -56,14 +56,14 @@ class RowBlock:
         return torch.cat([_words(field) for field in self._fields() if field is not None], dim=1)
 
     def _fields(self) -> list[Any]:
-        own: Any = self  # a dataclass, whose slots are its fields
-        return [getattr(self, name) for name in own.__slots__]
+        block: Any = self  # a dataclass, whose slots are its fields
+        return [getattr(self, name) for name in block.__slots__]
 
     def like_from_words(self, words: Tensor) -> Self:
         """Unpacks the words of another slice, which has the same fields and as many rows as this one."""
-        found, rest = _unpacked(self, words)
+        block, rest = _unpacked(self, words)
         assert rest.shape[1] == 0, "the slices have different fields"
-        return cast(Self, found)
+        return cast(Self, block)
 
 
 def _joined(parts: Sequence[Any]) -> Any:
@@ -79,20 +79,20 @@ def _words(field: Tensor | RowBlock) -> Tensor:
     return lines.clone(memory_format=torch.contiguous_format).view(torch.float32)
 
 
-def _unpacked(own: Any, words: Tensor) -> tuple[Any, Tensor]:
-    """Returns a field like ``own`` from the first words of each line, and the other words."""
-    if own is None:
+def _unpacked(template: Any, words: Tensor) -> tuple[Any, Tensor]:
+    """Returns a field like ``template`` from the first words of each line, and the other words."""
+    if template is None:
         return None, words
-    if isinstance(own, RowBlock):
+    if isinstance(template, RowBlock):
         fields = []
-        for like in own._fields():
+        for like in template._fields():
             field, words = _unpacked(like, words)
             fields.append(field)
-        build: Any = type(own)
+        build: Any = type(template)
         return build(*fields), words
-    width = own.shape[1:].numel() * own.element_size() // 4
+    width = template.shape[1:].numel() * template.element_size() // 4
     first = words[:, :width].clone(memory_format=torch.contiguous_format)
-    return first.view(own.dtype).reshape(own.shape), words[:, width:]
+    return first.view(template.dtype).reshape(template.shape), words[:, width:]
 
 
 # ── the definition ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -52,13 +52,13 @@ def keep_nothing(place: tuple[int, ...], compute: Callable[[], Tensor]) -> Tenso
     return compute()
 
 
-def keep_in(kept: dict[tuple[int, ...], Tensor]) -> Keep:
+def keep_in(blocks: dict[tuple[int, ...], Tensor]) -> Keep:
     """Returns a ``Keep`` that puts blocks into a dictionary."""
 
     def keep(place: tuple[int, ...], compute: Callable[[], Tensor]) -> Tensor:
-        if place not in kept:
-            kept[place] = compute()
-        return kept[place]
+        if place not in blocks:
+            blocks[place] = compute()
+        return blocks[place]
 
     return keep
 
@@ -208,17 +208,17 @@ def sum_cross(gap: Tensor, weight: Tensor, scratch: Tensor, out: Tensor) -> Tens
 
 def log_totals(sums: Sequence[Tensor], gather: Gather) -> tuple[Tensor, Tensor]:
     """log Σ exp(x) of both models over the whole vocabulary, (n,) in float64, from the sums of every slice."""
-    own = torch.stack([x.double() for x in sums[:4]], 1)  # largest_p, largest_q, total_p, total_q
+    local_sums = torch.stack([x.double() for x in sums[:4]], 1)  # largest_p, largest_q, total_p, total_q
     # sent as float32 because some collectives know no other type; gathering only copies bits
-    every = [part.contiguous().view(torch.float64) for part in gather(own.view(torch.float32))]
+    every = [part.contiguous().view(torch.float64) for part in gather(local_sums.view(torch.float32))]
     if len(every) == 1:
-        found = own[:, :2] + own[:, 2:].log()
+        logs = local_sums[:, :2] + local_sums[:, 2:].log()
     else:
         each = torch.stack(every)
         largest = each[:, :, :2].amax(0)
         drop = (each[:, :, :2] - largest).clamp_min(FAR_BELOW)
-        found = largest + (drop.exp() * each[:, :, 2:]).sum(0).log()
-    return found[:, 0], found[:, 1]
+        logs = largest + (drop.exp() * each[:, :, 2:]).sum(0).log()
+    return logs[:, 0], logs[:, 1]
 
 
 def sum_apart(x_p: Tensor, x_q: Tensor, log_p: Tensor, log_q: Tensor) -> Tensor:
@@ -229,8 +229,8 @@ def sum_apart(x_p: Tensor, x_q: Tensor, log_p: Tensor, log_q: Tensor) -> Tensor:
     space = torch.empty(2, step, width, dtype=torch.float64, device=x_p.device)
     for rows in (slice(i, min(i + step, n)) for i in range(0, n if width else 0, step)):
         p, q = (
-            own[: rows.stop - rows.start].copy_(x[rows]).sub_(log[rows, None]).exp_()
-            for own, x, log in zip(space, (x_p, x_q), (log_p, log_q), strict=True)
+            buffer[: rows.stop - rows.start].copy_(x[rows]).sub_(log[rows, None]).exp_()
+            for buffer, x, log in zip(space, (x_p, x_q), (log_p, log_q), strict=True)
         )
         torch.sum(p.sub_(q).abs_(), 1, out=apart[rows])
     return apart
@@ -258,7 +258,7 @@ def combine_divergence(parts: list[DivergencePartials]) -> DivergencePartials:
     sums = (largest_p, largest_q, whole_p, whole_q, moved_cross(drop_p, drop_q, total_p, cross))
     cross_q, apart = (_stacked([getattr(d, name) for d in parts]) for name in ("cross_q", "apart"))
     first = ([getattr(d, name) for d in parts] for name in ("first_p", "first_q"))
-    first_p, first_q = (None if own[0] is None else joined_choices(own) for own in first)
+    first_p, first_q = (None if choices[0] is None else joined_choices(choices) for choices in first)
     return DivergencePartials(
         combine([d.q for d in parts]),
         *sums,
@@ -270,8 +270,8 @@ def combine_divergence(parts: list[DivergencePartials]) -> DivergencePartials:
 
 
 def _stacked(parts: list[Tensor | None]) -> Tensor | None:
-    known = [part for part in parts if part is not None]
-    return torch.stack(known) if len(known) == len(parts) else None
+    tensors = [part for part in parts if part is not None]
+    return torch.stack(tensors) if len(tensors) == len(parts) else None
 
 
 def moved_cross(drop_p: Tensor, drop_q: Tensor, total_p: Tensor, cross: Tensor) -> Tensor:

@@ -20,16 +20,16 @@ ABSENT = -(1 << 63)  # fills the places of a slice with fewer ids; it is below e
 def first_choices(x: Tensor, first_id: int = 0) -> Tensor:
     """Returns the keys (n, FIRST) of the first choices in logits (n, width), whose ids count from ``first_id``."""
     n, width = x.shape
-    found = torch.full((n, FIRST), ABSENT, dtype=torch.int64, device=x.device)
+    keys = torch.full((n, FIRST), ABSENT, dtype=torch.int64, device=x.device)
     if n == 0 or width == 0:
-        return found
+        return keys
     logits, ids = _largest(x, min(FIRST + 1, width))
     count = min(FIRST, width)
-    found[:, :count] = _keys(logits, ids + first_id)[:, :count]
+    keys[:, :count] = _keys(logits, ids + first_id)[:, :count]
     every = torch.arange(width, device=x.device) + first_id
     for rows in _tied(logits, width):
-        found[rows, :count] = _keys(x[rows], every).topk(count).values
-    return found
+        keys[rows, :count] = _keys(x[rows], every).topk(count).values
+    return keys
 
 
 def _tied(logits: Tensor, width: int) -> tuple[Tensor, ...]:
@@ -82,9 +82,9 @@ class LeadingChoices:
         length, skipped = chunks.shape[2], (first_id - begin) // chunks.shape[2]
         begins = begin + length * torch.arange(skipped, chunks.shape[1])
         keys = torch.cat([self.keys, _keys(largest[:, skipped:], begins.clamp_min(first_id))], 1)
-        kept = torch.zeros_like(keys, dtype=torch.bool).scatter_(1, keys.topk(FIRST).indices, True)
-        rows, new = kept[:, FIRST:].nonzero(as_tuple=True)
-        old = (~kept[:, :FIRST]).nonzero()[:, 1]  # a row loses as many chunks as it gains, so these are the same rows
+        mask = torch.zeros_like(keys, dtype=torch.bool).scatter_(1, keys.topk(FIRST).indices, True)
+        rows, new = mask[:, FIRST:].nonzero(as_tuple=True)
+        old = (~mask[:, :FIRST]).nonzero()[:, 1]  # a row loses as many chunks as it gains, so these are the same rows
         self.keys[rows, old], self.begins[rows, old] = keys[rows, FIRST + new], begins[new]
         self.logits[rows, old] = chunks[rows, skipped + new]
 
@@ -93,12 +93,12 @@ class LeadingChoices:
         inside = torch.arange(self.logits.shape[2])
         logits, places = self.logits.flatten(1).topk(FIRST + 1)
         ids = self.begins.gather(1, places // len(inside)) + places % len(inside)
-        found = _keys(logits, ids)[:, :FIRST]
+        choices = _keys(logits, ids)[:, :FIRST]
         for rows in _tied(logits, FIRST * len(inside)):
             ids, first_id = self.begins[rows, :, None] + inside, LAST_ID - (self.keys[rows, :, None] & 0xFFFFFFFF)
             keys = _keys(self.logits[rows], ids).masked_fill_(ids < first_id, ABSENT)
-            found[rows] = keys.flatten(1).topk(FIRST).values
-        return found
+            choices[rows] = keys.flatten(1).topk(FIRST).values
+        return choices
 
 
 def joined_choices(parts: list[Tensor]) -> Tensor:

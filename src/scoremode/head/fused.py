@@ -56,19 +56,19 @@ class Tiles:
 def tiles_for(weight: Tensor, two_products: bool = False) -> Tiles:
     """Returns the tiles for one product, or for the two products of a divergence, with the same units and spans."""
     if weight.device.type != "cuda":  # in Triton's interpreter
-        one = Tiles(16, 32, 16, 4, 1, span=2, descriptors=True, unit=16)
-        return _halved(one) if two_products else one
+        tiles = Tiles(16, 32, 16, 4, 1, span=2, descriptors=True, unit=16)
+        return _halved(tiles) if two_products else tiles
     modern = torch.cuda.get_device_capability(weight.device) >= (9, 0)
     if weight.dtype == torch.float32:
         return Tiles(64, 64, 32, 4, 2, span=16, descriptors=modern, unit=64)
     if not modern:  # 64 rows with 4 warps are added up in the same order as 128 rows with 8
-        one = Tiles(128, 128, 32, 8, 3, span=16, descriptors=False, unit=128)
-        return replace(one, rows=64, warps=4) if two_products else one
+        tiles = Tiles(128, 128, 32, 8, 3, span=16, descriptors=False, unit=128)
+        return replace(tiles, rows=64, warps=4) if two_products else tiles
     if weight.shape[1] <= SHALLOW:  # two programs run per processor: one reduces its tile while the other multiplies
-        one = Tiles(128, 128, 64, 4, 3, span=16, descriptors=True, unit=128, group=32, shorts=24)
-        return replace(one, warps=8, stages=5) if two_products else one
-    one = Tiles(128, 256, 64, 8, 3, span=8, descriptors=True, unit=128)
-    return replace(_halved(one), stages=4) if two_products else one
+        tiles = Tiles(128, 128, 64, 4, 3, span=16, descriptors=True, unit=128, group=32, shorts=24)
+        return replace(tiles, warps=8, stages=5) if two_products else tiles
+    tiles = Tiles(128, 256, 64, 8, 3, span=8, descriptors=True, unit=128)
+    return replace(_halved(tiles), stages=4) if two_products else tiles
 
 
 def _halved(tiles: Tiles) -> Tiles:
@@ -200,17 +200,17 @@ class Launch:
 
 
 def reduce_side(
-    side: KernelOperands, targets: Tensor, share: Share, kept: Tensor | None = None
+    side: KernelOperands, targets: Tensor, share: Share, logits: Tensor | None = None
 ) -> tuple[Launch, Partials]:
-    """Returns the launch, for its numbers by span, and the partials. Writes the logits to ``kept``, if it is given."""
+    """Returns the launch, for its numbers by span, and the partials. Writes the logits to ``logits`` if it is given."""
     head, launch = side.head, Launch.of(side, targets, share)
     sizes = (len(targets), head.vocabulary, side.hidden.shape[1], *side.strides())
     shaped = (head.first_id, head.scale, head.softcap or 1.0, *launch.counts)
     options = launch.options | side.shape_options() | {"unit": side.tiles.unit, "descriptors": side.descriptors}
     floats, ints = launch.numbers
     kernel: Any = reduce_spans[launch.programs]
-    place = floats if kept is None else kept  # without ``keep`` it is not written
-    kernel(*side.matrices(), side.bias(), *launch.tensors, place, *sizes, *shaped, keep=kept is not None, **options)
+    place = floats if logits is None else logits  # without ``keep`` it is not written
+    kernel(*side.matrices(), side.bias(), *launch.tensors, place, *sizes, *shaped, keep=logits is not None, **options)
     return launch, join_numbers(floats, ints, targets, head.first_id)
 
 
@@ -229,7 +229,7 @@ def reduce_fused(hidden: Tensor, head: Head, targets: Tensor, share: Share = kee
     tiles = tiles_for(head.weight)
     targets = targets.contiguous()
     # the padded width is equal on all ranks, which must divide their rows in the same way
-    words = Spans.of(head.weight.shape[0], tiles).count * (FLOATS + IDS + targets.shape[1])
+    row_words = Spans.of(head.weight.shape[0], tiles).count * (FLOATS + IDS + targets.shape[1])
 
     def reduce(rows: slice) -> tuple[Partials, Tensor]:
         if head.vocabulary == 0 or len(hidden) == 0:
@@ -237,13 +237,13 @@ def reduce_fused(hidden: Tensor, head: Head, targets: Tensor, share: Share = kee
         launch, made = reduce_side(KernelOperands.of(hidden[rows], head, tiles), targets[rows], share)
         return made, launch.at_target
 
-    return in_blocks(reduce, launches(len(hidden), words, tiles))
+    return in_blocks(reduce, launches(len(hidden), row_words, tiles))
 
 
-def launches(n: int, words: int, tiles: Tiles) -> list[slice]:
-    """Returns the rows of each launch, in whole groups; each row needs ``words`` 32-bit words of the workspace."""
+def launches(n: int, row_words: int, tiles: Tiles) -> list[slice]:
+    """Returns the rows of each launch, in whole groups; each row needs ``row_words`` 32-bit words of the workspace."""
     together = tiles.rows * tiles.group
-    step = max(1, WORKSPACE // (4 * words) // together) * together
+    step = max(1, WORKSPACE // (4 * row_words) // together) * together
     return [slice(begin, begin + step) for begin in range(0, max(1, n), step)]
 
 

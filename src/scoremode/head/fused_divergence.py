@@ -57,19 +57,19 @@ SHARED_KEPT = 1 << 30  # the same on every rank, whatever memory is free there: 
 
 
 def _kl_alone(
-    p: KernelOperands, q: KernelOperands, targets: Tensor, share: Share, kept: Tensor | None = None
+    p: KernelOperands, q: KernelOperands, targets: Tensor, share: Share, x_p: Tensor | None = None
 ) -> tuple[DivergencePartials, Tensor]:
-    """``kept`` are p's logits (n, whole tiles), if they are in memory."""
+    """``x_p`` are p's logits (n, whole tiles), if they are in memory."""
     n, launch = len(targets), Launch.of(q, targets, share, more=OF_P)
     of_p, strides_p, descriptors_p = p.matrices(), p.strides(), p.descriptors
-    if kept is not None:
-        strides_p, descriptors_p = (kept.stride(0), 0), p.tiles.fits(kept)
-        of_p = (TensorDescriptor.from_tensor(kept, [p.tiles.rows, p.tiles.columns]) if descriptors_p else kept, kept)
+    if x_p is not None:
+        strides_p, descriptors_p = (x_p.stride(0), 0), p.tiles.fits(x_p)
+        of_p = (TensorDescriptor.from_tensor(x_p, [p.tiles.rows, p.tiles.columns]) if descriptors_p else x_p, x_p)
     matrices = (*of_p, p.bias(), *q.matrices(), q.bias())
     sizes = (n, q.head.vocabulary, p.hidden.shape[1], q.hidden.shape[1], *strides_p, *q.strides())
     shaped = (p.head.scale, q.head.scale, p.head.softcap or 1.0, q.head.softcap or 1.0)
     options = launch.options | {"descriptors_p": descriptors_p, "descriptors_q": q.descriptors}
-    options |= {"read_p": kept is not None, "of_q": FLOATS}
+    options |= {"read_p": x_p is not None, "of_q": FLOATS}
     options |= {f"{name}_p": value for name, value in p.shape_options().items()}
     options |= {f"{name}_q": value for name, value in q.shape_options().items()}
     kernel: Any = diverge_spans[launch.programs]
@@ -99,13 +99,13 @@ class KeptLogits:
     def first_choices(self) -> Tensor:
         """Returns the keys (n, FIRST) of first_choices.py."""
         spans, tiles, n = self.launch.spans, self.side.tiles, len(self.logits)
-        found = torch.empty(n, FIRST, dtype=torch.int64, device=self.logits.device)
+        keys = torch.empty(n, FIRST, dtype=torch.int64, device=self.logits.device)
         sizes = (n, self.side.head.vocabulary, self.side.head.first_id, spans.tiles, spans.long, spans.count)
         division = {"span": tiles.span, "short": tiles.short, "tile_columns": tiles.columns}
         blocks = {"block_spans": triton.next_power_of_2(spans.count), "count": FIRST, "slots": 8}
         kernel: Any = find_first_choices[(n,)]
-        kernel(self.logits, self.launch.numbers[0], found, *sizes, **division, **blocks, num_warps=8)
-        return found
+        kernel(self.logits, self.launch.numbers[0], keys, *sizes, **division, **blocks, num_warps=8)
+        return keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,18 +134,18 @@ class SlicedSums(RowBlock):
 
 def _moved(sums: Tensor, part: Tensor, gap: Tensor, total: Tensor) -> Tensor:
     """Turns Σ p · (log p - log q) over a slice with the share ``part`` of p into ``DivergencePartials.cross``."""
-    found = torch.where(gap.isinf(), math.inf, (sums / part + gap) * total)  # the other model forbids the whole slice
-    return torch.where(part > 0, found, 0.0)
+    cross = torch.where(gap.isinf(), math.inf, (sums / part + gap) * total)  # the other model forbids the whole slice
+    return torch.where(part > 0, cross, 0.0)
 
 
 def _all_columns(
     p: KernelOperands, q: KernelOperands, targets: Tensor, share: Share, gather: Gather
 ) -> tuple[SlicedSums, Tensor]:
     kept_q, kept_p = KeptLogits.of(q, targets, share), KeptLogits.of(p, targets[:, :0])
-    found = kept_p.partials, kept_q.partials
-    normalizers, logs = [number for side in found for number in (side.largest, side.total)], None
+    parts = kept_p.partials, kept_q.partials
+    normalizers, logs = [number for side in parts for number in (side.largest, side.total)], None
     if gather is not gather_own:
-        logs = torch.stack(log_totals((*(s.largest for s in found), *(s.total for s in found)), gather), 1)
+        logs = torch.stack(log_totals((*(s.largest for s in parts), *(s.total for s in parts)), gather), 1)
         normalizers = [part for log in logs.unbind(1) for part in (log.float(), (log - log.float()).exp().float())]
     n, sums = len(targets), torch.empty(3, len(targets), dtype=torch.float64, device=targets.device)
     sizes = (n, q.head.vocabulary, kept_p.logits.shape[1], kept_q.logits.shape[1])
@@ -153,7 +153,7 @@ def _all_columns(
     kernel: Any = diverge_rows[(n,)]
     kernel(kept_p.logits, kept_q.logits, *normalizers, sums, *sizes, **options, num_warps=8)
     first = kept_p.first_choices(), kept_q.first_choices()
-    return SlicedSums(found[1], found[0].largest, found[0].total, sums.T, *first, logs), kept_q.launch.at_target
+    return SlicedSums(parts[1], parts[0].largest, parts[0].total, sums.T, *first, logs), kept_q.launch.at_target
 
 
 def diverge_fused(
@@ -189,13 +189,13 @@ def diverge_fused(
         if keep is keep_nothing:
             return _kl_alone(p, q, targets[rows], share)
         alone = KernelOperands.of(hidden_p[rows], head_p, tiles_for(head_p.weight))
-        kept = keep((rows.start,), lambda: KeptLogits.of(alone, targets[rows, :0]).logits)
-        return _kl_alone(p, q, targets[rows], share, kept)
+        x_p = keep((rows.start,), lambda: KeptLogits.of(alone, targets[rows, :0]).logits)
+        return _kl_alone(p, q, targets[rows], share, x_p)
 
     if gather is None:
         tiles = tiles_for(head_q.weight, two_products=True)
-        words = Spans.of(padded, tiles).count * (FLOATS + OF_P + IDS + targets.shape[1])
-        return in_blocks(kl_alone, launches(len(targets), words, tiles))
+        row_words = Spans.of(padded, tiles).count * (FLOATS + OF_P + IDS + targets.shape[1])
+        return in_blocks(kl_alone, launches(len(targets), row_words, tiles))
     told = gather
 
     def all_columns(rows: slice) -> tuple[SlicedSums, Tensor]:

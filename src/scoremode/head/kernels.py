@@ -217,8 +217,8 @@ PROBE_NATS = 1e-4
 def _problem(name: str, kind: HeadKind, divergence: bool) -> str | None:
     """Says what is wrong with a kernel on this kind of head, in a few words; None if it agrees with the definition."""
     try:
-        found = (problem for fine in (False, True) for problem in _problems(_kernel(name), kind, divergence, fine))
-        return next(found, None)
+        problems = (problem for fine in (False, True) for problem in _problems(_kernel(name), kind, divergence, fine))
+        return next(problems, None)
     except Exception as error:  # no Triton, a Triton that does not support this device, a missing compiler…
         reason = str(error).strip().split("\n")[0][:160]
         return f"{type(error).__name__}: {reason}" if reason else type(error).__name__
@@ -237,7 +237,7 @@ def _keeps_bits(name: str, kind: HeadKind) -> bool:
     try:
         diverge = partial(_kernel(name).divergence, hidden_p, head_p, hidden_q, head_q, targets, whole=False)
         computed, *read = diverge(), diverge(keep=keep), diverge(keep=keep)
-        return all(torch.equal(computed.kl, one.kl) for one in read)
+        return all(torch.equal(computed.kl, divergence.kl) for divergence in read)
     except Exception:  # as in ``_problem``: then nothing is kept
         return False
 
@@ -251,28 +251,28 @@ def _problems(kernel: Kernel, kind: HeadKind, divergence: bool, fine: bool) -> I
     if not divergence:
         return
     other_hidden, other_head, _ = probe(kind, 2, fine=fine)
-    found = kernel.divergence(hidden, head, other_hidden, other_head, targets)
+    output = kernel.divergence(hidden, head, other_hidden, other_head, targets)
     compared = define_divergence(_defined(hidden, head), _defined(other_hidden, other_head), targets.cpu())
-    yield from _differences(found.q, compared.q, exact, _gaps(found, compared, "kl", "kl_reverse", "total_variation"))
-    if exact and any(_gaps(found, compared, "same_first")):
+    yield from _differences(output.q, compared.q, exact, _gaps(output, compared, "kl", "kl_reverse", "total_variation"))
+    if exact and any(_gaps(output, compared, "same_first")):
         yield "wrong first choices on the probe"
     alone = kernel.score(other_hidden, other_head, targets)
-    if not all(torch.equal(getattr(found.q, n), getattr(alone, n)) for n in Columns.__slots__):
+    if not all(torch.equal(getattr(output.q, n), getattr(alone, n)) for n in Columns.__slots__):
         yield "a model's scores differ between scoring and comparing it"
 
 
-def _gaps(found: Columns | Divergence, true: Columns | Divergence, *names: str) -> list[float]:
+def _gaps(output: Columns | Divergence, true: Columns | Divergence, *names: str) -> list[float]:
     """Returns the largest differences of the columns with these names that the kernel measures."""
-    measured = [(own.cpu(), getattr(true, name)) for name in names if (own := getattr(found, name)) is not None]
-    return [float((own - defined).abs().max()) for own, defined in measured]
+    measured = [(column.cpu(), getattr(true, name)) for name in names if (column := getattr(output, name)) is not None]
+    return [float((column - defined).abs().max()) for column, defined in measured]
 
 
-def _differences(found: Columns, true: Columns, exact: bool, more: Sequence[float] = ()) -> Iterator[str]:
+def _differences(output: Columns, true: Columns, exact: bool, more: Sequence[float] = ()) -> Iterator[str]:
     floats = [name for name in Columns.__slots__ if getattr(true, name).is_floating_point()]
-    gaps = [*more, *_gaps(found, true, *floats)]
-    if not all(one < PROBE_NATS for one in gaps):  # NaN is caught too
-        yield f"off by {max(gaps, key=lambda one: (one != one, one)):.2g} nats on the probe"  # noqa: PLR0124
-    if exact and any(_gaps(found, true, *(name for name in Columns.__slots__ if name not in floats))):
+    gaps = [*more, *_gaps(output, true, *floats)]
+    if not all(gap < PROBE_NATS for gap in gaps):  # NaN is caught too
+        yield f"off by {max(gaps, key=lambda gap: (gap != gap, gap)):.2g} nats on the probe"  # noqa: PLR0124
+    if exact and any(_gaps(output, true, *(name for name in Columns.__slots__ if name not in floats))):
         yield "wrong ranks on the probe"
 
 

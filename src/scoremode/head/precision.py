@@ -51,8 +51,8 @@ def product_precision(device: str) -> str:
     backends: Any = torch.backends
     owner = backends.cuda.matmul if device == "cuda" else backends.mkldnn.matmul
     if hasattr(owner, "fp32_precision"):
-        found = str(owner.fp32_precision)
-        return EXACT if found == "none" else found
+        precision = str(owner.fp32_precision)
+        return EXACT if precision == "none" else precision
     return {"highest": EXACT, "high": "tf32"}.get(torch.get_float32_matmul_precision(), "bf16")
 
 
@@ -94,6 +94,6 @@ def product_error(device: torch.device) -> float:
     random = torch.Generator().manual_seed(0)
     a, b = (torch.randn(shape, generator=random) for shape in ((48, 64), (64, 160)))
     with full_float32():
-        found = torch.mm(a.to(device), b.to(device)).cpu()
+        product = torch.mm(a.to(device), b.to(device)).cpu()
     size = a.double().abs() @ b.double().abs()
-    return float(((found.double() - a.double() @ b.double()).abs() / size).max())
+    return float(((product.double() - a.double() @ b.double()).abs() / size).max())

@@ -91,11 +91,11 @@ class HubNames:
         repo = name.removesuffix(f":{EVERY}")
         is_beside = baseline.startswith((f"{repo}:", f"{repo}/")) and reader_of(baseline) is self
         first = _chosen(baseline)[0] if is_beside else None
-        found = [full for full, model in _named(repo) if model is not first]
-        if not found:
+        names = [full for full, model in _named(repo) if model is not first]
+        if not names:
             other = f" but {baseline}" if first else ""
             raise ModelError(f"{repo} has no GGUF model{other}", fix="give a repository with GGUF files")
-        return found
+        return names
 
     def models_in(self, repo: str) -> list[str]:
         return [model.words(full) for full, model in _named(repo)]
@@ -115,7 +115,7 @@ class HubNames:
         file, size, sha256 = stated
         blobs, here = _folder(repo) / "blobs", try_to_load_from_cache(repo, file, revision=commit)
         if not isinstance(here, str):
-            before = {one.resolve() for one in blobs.glob("*")}  # with another commit, the content may be here already
+            before = {blob.resolve() for blob in blobs.glob("*")}  # with another commit, the content may be here
             if not (blobs / str(sha256)).exists():
                 how_large = "" if size is None else f", {size_words(size)}"
                 print_line(f"scoremode: fetching {file} of {repo} from the hub{how_large}")
@@ -155,20 +155,20 @@ def _chosen(name: str) -> tuple[HubModel, str, str]:
     """The model that a name names, its repository and its commit; ModelError lists those that exist."""
     if by_file := BY_FILE.fullmatch(name):
         repo, wanted = by_file["repo"], by_file["file"]
-        its = listing(repo)
-        found = [model for model in its.models if wanted in model.files]
+        repo_listing = listing(repo)
+        models = [model for model in repo_listing.models if wanted in model.files]
     else:
         repo, wanted = name.split(":")
-        its = listing(repo)
-        found = [model for model in its.models if (model.type or "").lower() == wanted.lower()]
-    if len(found) == 1:
-        return found[0], repo, its.commit
-    there = few([model.words(short) for short, model in its.named()])
-    if not found:
+        repo_listing = listing(repo)
+        models = [model for model in repo_listing.models if (model.type or "").lower() == wanted.lower()]
+    if len(models) == 1:
+        return models[0], repo, repo_listing.commit
+    there = few([model.words(short) for short, model in repo_listing.named()])
+    if not models:
         fix = f"choose one of {there}" if there else "give a repository with GGUF files"
         raise ModelError(f"{repo} has no {wanted}", fix=fix)
-    files = few([model.words(f"{repo}/{model.files[0]}") for model in found])
-    raise ModelError(f"{repo} has {len(found)} models of the type {wanted}", fix=f"choose one of {files}")
+    files = few([model.words(f"{repo}/{model.files[0]}") for model in models])
+    raise ModelError(f"{repo} has {len(models)} models of the type {wanted}", fix=f"choose one of {files}")
 
 
 def _named(repo: str) -> list[tuple[str, HubModel]]:
@@ -187,16 +187,16 @@ def listing(repo: str) -> Listing:
         info = _ask(repo, lambda: HfApi(endpoint=_endpoint()).model_info(repo, files_metadata=True, timeout=SILENCE))
     if info.sha is None:
         raise ModelError(f"the hub states no commit of {repo}", fix="check HF_ENDPOINT, or give a local file")
-    siblings: list[Any] = [one for one in info.siblings or () if one.rfilename.lower().endswith(SUFFIX)]
-    return Listing(info.sha, _models([(one.rfilename, one.size, one.lfs and one.lfs.sha256) for one in siblings]))
+    siblings: list[Any] = [file for file in info.siblings or () if file.rfilename.lower().endswith(SUFFIX)]
+    return Listing(info.sha, _models([(file.rfilename, file.size, file.lfs and file.lfs.sha256) for file in siblings]))
 
 
 def _in_cache(repo: str, reason: str) -> Listing:
     """The models of a repository that were fetched before, at the newest commit with any."""
     for newest in sorted((_folder(repo) / "snapshots").glob("*/"), key=lambda folder: -folder.stat().st_mtime):
-        if found := [path for path in newest.rglob(f"*{SUFFIX}") if path.exists()]:
-            names = [(one, HASH.fullmatch(one.resolve().name)) for one in found]  # the cache names files by hashes
-            files = [(str(one.relative_to(newest)), one.stat().st_size, its and its[0]) for one, its in names]
+        if paths := [path for path in newest.rglob(f"*{SUFFIX}") if path.exists()]:
+            names = [(path, HASH.fullmatch(path.resolve().name)) for path in paths]  # the cache names files by hashes
+            files = [(str(path.relative_to(newest)), path.stat().st_size, match and match[0]) for path, match in names]
             return Listing(newest.name, _models(files))
     raise ModelError(f"{repo} is not on this machine, and {reason}", fix="fetch it first, or give a local file")
 
@@ -231,11 +231,11 @@ def _models(files: Sequence[File]) -> tuple[HubModel, ...]:
         split = SPLIT.match(file[0])
         if not BESIDE.search(file[0].rpartition("/")[2].lower()):
             parts.setdefault(file[0] if split is None else f"{split[1]}-of-{split[3]}", []).append(file)
-    found = []
+    models = []
     for each in parts.values():
         names, sizes, hashes = zip(*each, strict=True)
-        found.append(HubModel(_type_in(names[0]), names, sizes, hashes))
-    return tuple(sorted(found, key=lambda model: (model.size, model.files)))
+        models.append(HubModel(_type_in(names[0]), names, sizes, hashes))
+    return tuple(sorted(models, key=lambda model: (model.size, model.files)))
 
 
 def _type_in(file: str) -> str | None:
@@ -244,5 +244,5 @@ def _type_in(file: str) -> str | None:
     >>> [_type_in(name) for name in ("a-8B-Q4_K_M.gguf", "UD-Q2_K_XL/a-00001-of-00002.gguf", "a.f16.gguf", "a.gguf")]
     ['Q4_K_M', 'UD-Q2_K_XL', 'f16', None]
     """
-    found = TYPE.findall(file.removesuffix(SUFFIX))
-    return found[-1] if found else None
+    types = TYPE.findall(file.removesuffix(SUFFIX))
+    return types[-1] if types else None

@@ -80,8 +80,8 @@ OLLAMA_NAMES = OllamaNames()
 
 def folders() -> list[Path]:
     """Where Ollama keeps models: OLLAMA_MODELS alone if it is set."""
-    said = os.environ.get("OLLAMA_MODELS")
-    return [user_path(said)] if said else [user_path("~/.ollama/models"), SERVICE]
+    folder = os.environ.get("OLLAMA_MODELS")
+    return [user_path(folder)] if folder else [user_path("~/.ollama/models"), SERVICE]
 
 
 def manifest_of(model: str) -> str:
@@ -97,15 +97,15 @@ def manifest_of(model: str) -> str:
     return "/".join([*[REGISTRY, LIBRARY][: 3 - len(parts)], *parts, tag or LATEST])
 
 
-def _weights(manifest: Path) -> Layer:
+def _weights(path: Path) -> Layer:
     """The layer with the weights; ModelError if the manifest has none."""
     try:
-        found = msgspec.convert(read_object(manifest), Manifest)
+        manifest = msgspec.convert(read_object(path), Manifest)
     except (OSError, ValueError) as error:
-        raise ModelError(f"{manifest} cannot be read ({error})", fix="ollama pull it again") from None
-    layer = next((one for one in found.layers if one.mediaType == WEIGHTS), None)
+        raise ModelError(f"{path} cannot be read ({error})", fix="ollama pull it again") from None
+    layer = next((layer for layer in manifest.layers if layer.mediaType == WEIGHTS), None)
     if layer is None or not DIGEST.fullmatch(layer.digest):
-        raise ModelError(f"{manifest} has no GGUF file", fix="choose a model that Ollama runs by llama.cpp")
+        raise ModelError(f"{path} has no GGUF file", fix="choose a model that Ollama runs by llama.cpp")
     return layer
 
 

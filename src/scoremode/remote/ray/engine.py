@@ -39,11 +39,11 @@ class Batches:
     tokens: Ints  # (batches,) tokens that each batch feeds
 
     @staticmethod
-    def of(source: WindowSource, found: Sequence[Ints] | None) -> Batches:
-        """Returns ``found`` as batches. If it is None, windows that share a prompt are a batch, and others one each."""
-        found = prompt_groups(source) if found is None else found
-        order = np.concatenate([np.zeros(0, np.int64), *found]).astype(np.int64)
-        ends = np.cumsum(np.array([len(batch) for batch in found], dtype=np.int64))
+    def of(source: WindowSource, groups: Sequence[Ints] | None) -> Batches:
+        """Returns ``groups`` as batches. If it is None, windows that share a prompt are a batch, others one each."""
+        groups = prompt_groups(source) if groups is None else groups
+        order = np.concatenate([np.zeros(0, np.int64), *groups]).astype(np.int64)
+        ends = np.cumsum(np.array([len(batch) for batch in groups], dtype=np.int64))
         assert len(order) == len(source), "every window is in one batch"
         return Batches(order, ends, _sums(np.asarray(source.lengths)[order], ends))
 
@@ -124,17 +124,17 @@ class ReplicatedEngine(Engine):
         sent: WindowSubset | WindowLengths = WindowLengths(np.asarray(source.lengths), source.vocabulary)
         if source.prefix_group is not None:
             sent = replace(subset_of(source, [np.arange(len(source))]), batch_ends=None)
-        found: list[Ints] | None = self.pool.ask("batches", sent)
-        return found
+        batches: list[Ints] | None = self.pool.ask("batches", sent)
+        return batches
 
     def stored_head(self) -> StoredHead:
-        found: StoredHead = self.pool.ask("stored_head")
-        return found
+        head: StoredHead = self.pool.ask("stored_head")
+        return head
 
     def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
         subset = subset_of(source, [batch for batch in self._batches_of(source).each() if not done[batch].all()])
-        found: NoiseFloor = self.pool.ask("noise_floor", subset, done[subset.indices])
-        return found
+        floor: NoiseFloor = self.pool.ask("noise_floor", subset, done[subset.indices])
+        return floor
 
     def account(self) -> dict[str, Any]:
         self._is_accounted = True

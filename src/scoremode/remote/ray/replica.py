@@ -63,18 +63,18 @@ class ReplicaSpec:
         here = facts_of(chosen)
         names = [name for name in {**self.facts, **here} if here.get(name) != self.facts.get(name)]
         if names:
-            host, words = socket.gethostname(), ", ".join(names[:3])
+            host, shown_names = socket.gethostname(), ", ".join(names[:3])
             values = f" ({here.get(names[0])} instead of {self.facts.get(names[0])})" if len(names) == 1 else ""
-            raise EngineError(f"{host} has other {words} for {self.model}{values}", fix=OTHER_FILES)
+            raise EngineError(f"{host} has other {shown_names} for {self.model}{values}", fix=OTHER_FILES)
 
 
 def facts_of(chosen: ChosenEngine) -> dict[str, str]:
     """What must be the same on every node: weights, tokenizer, versions of libraries, and settings of the engine."""
     subject, settings = chosen.subject, without_secrets(dict(chosen.settings()))
-    found = {"weights": subject.fingerprint, "tokenizer": subject.tokenizer.facts.fingerprint}
+    facts = {"weights": subject.fingerprint, "tokenizer": subject.tokenizer.facts.fingerprint}
     versions = {"scoremode": __version__, **installed_versions(chosen.plugin.packages)}
-    found |= {f"version of {name}": version for name, version in versions.items()}
-    return found | {
+    facts |= {f"version of {name}": version for name, version in versions.items()}
+    return facts | {
         f"setting {name}": json.dumps(value, default=str, sort_keys=True) for name, value in settings.items()
     }
 
@@ -97,10 +97,10 @@ def as_our_error(error: Exception) -> ScoremodeError:
     """Converts an error to a class in errors.py, because other classes may not exist in the driver's process."""
     if isinstance(error, ScoremodeError):
         kind = next(kind for kind in type(error).__mro__ if kind.__module__ == ScoremodeError.__module__)
-        found: ScoremodeError = kind(error.message, fix=error.fix)
-        return found
-    words = f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]
-    return EngineError(f"the engine failed ({words})", fix="run the same command again to resume")
+        copy: ScoremodeError = kind(error.message, fix=error.fix)
+        return copy
+    message = f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]
+    return EngineError(f"the engine failed ({message})", fix="run the same command again to resume")
 
 
 class Replica:
@@ -227,14 +227,14 @@ class SentBaseline:
 
     def open(self) -> Reference | StoredDistributions:
         """Opens the baseline on this node; RunError if the node has no baseline at the path, or a different one."""
-        what, where = "reference" if self.kind is None else "file", self.uri or self.path
+        noun, where = "reference" if self.kind is None else "file", self.uri or self.path
         if self.uri is None and not Path(self.path).exists():
-            raise RunError(f"this node has no {what} in {self.path}", fix=SHARED)
-        found = open_reference(where) if self.kind is None else self.kind.at(where)  # a URI is fetched once per node
-        seal = dict(found.manifest) if isinstance(found, Reference) else remembered_sha256(found.file.path)
+            raise RunError(f"this node has no {noun} in {self.path}", fix=SHARED)
+        baseline = open_reference(where) if self.kind is None else self.kind.at(where)  # a URI is fetched once per node
+        seal = dict(baseline.manifest) if isinstance(baseline, Reference) else remembered_sha256(baseline.file.path)
         if seal != self.seal:
-            raise RunError(f"this node has another {what} in {where}", fix=SHARED)
-        return found
+            raise RunError(f"this node has another {noun} in {where}", fix=SHARED)
+        return baseline
 
 
 def _uri(place: RemotePath | None) -> str | None:
@@ -294,11 +294,11 @@ class ScoringWorker:
     def _baseline(self, sent: SentBaseline, subset: WindowSubset) -> Baseline | StoredDistributions:
         if sent.path not in self._opened:
             self._opened[sent.path] = sent.open()
-        found = self._opened[sent.path]
-        if not isinstance(found, Reference):
-            return found.part(subset.indices)
+        baseline = self._opened[sent.path]
+        if not isinstance(baseline, Reference):
+            return baseline.part(subset.indices)
         assert subset.target_offsets is not None, "a plan knows where the targets of a window begin"
-        return stored_states(found, subset.target_offsets)
+        return stored_states(baseline, subset.target_offsets)
 
     def probe(self, subset: WindowSubset) -> Iterator[Floats]:
         """Yields the scores of one window, to see whether all replicas agree."""

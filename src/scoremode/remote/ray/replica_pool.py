@@ -63,8 +63,8 @@ class ReplicaHandle:
         self.sent.append((number, call.remote(method, *arguments)))
 
     def as_json(self) -> dict[str, Any]:
-        known = {name: getattr(self, name) for name in ("name", "host", "device", "windows")}
-        return {**known, "probe_distance": finite_or_none(self.probe_distance)}
+        fields = {name: getattr(self, name) for name in ("name", "host", "device", "windows")}
+        return {**fields, "probe_distance": finite_or_none(self.probe_distance)}
 
 
 class Shared:
@@ -151,16 +151,16 @@ class ReplicaPool:
     def wait_for_one(self) -> ReplicaHandle:
         """Waits until a replica is ready. Returns the ready replica with the fewest pieces."""
         while not self.ready:
-            for replica, said in self._poll():
-                self._lost(None, replica, said)
+            for replica, message in self._poll():
+                self._lost(None, replica, message)
         return min(self.ready, key=lambda replica: len(replica.sent))
 
     def wait_for_all(self, seconds: float) -> int:
         """Waits until all replicas are ready or left out, at most ``seconds``. Returns how many are ready."""
         until = time.monotonic() + seconds
-        while any(one.opening is not None for one in self.replicas) and time.monotonic() < until:
-            for replica, said in self._poll():
-                self._lost(None, replica, said)
+        while any(replica.opening is not None for replica in self.replicas) and time.monotonic() < until:
+            for replica, message in self._poll():
+                self._lost(None, replica, message)
         return len(self.ready)
 
     def _poll(self) -> Iterator[tuple[ReplicaHandle, Any]]:
@@ -169,24 +169,24 @@ class ReplicaPool:
         if self.show is not None and time.monotonic() - self._shown >= SHOW_SECONDS:
             self._shown = time.monotonic()
             self.show(f"{len(self.ready)}/{len(self.replicas)} replicas")
-        asked = {one.call: one for one in self.replicas if one.call is not None}
-        if not asked:
+        replicas_by_call = {replica.call: replica for replica in self.replicas if replica.call is not None}
+        if not replicas_by_call:
             return
-        self._ray.wait(list(asked), num_returns=1, timeout=0.25)
-        answered, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=0)
+        self._ray.wait(list(replicas_by_call), num_returns=1, timeout=0.25)
+        answered, _ = self._ray.wait(list(replicas_by_call), num_returns=len(replicas_by_call), timeout=0)
         for call in answered:
-            replica = asked[call]
+            replica = replicas_by_call[call]
             try:
-                said = self._ray.get(call if replica.opening is not None else next(call))
+                message = self._ray.get(call if replica.opening is not None else next(call))
             except StopIteration:
-                said = EngineError("its answers ended before they were complete", fix="run it again")
+                message = EngineError("its answers ended before they were complete", fix="run it again")
             except self._ray.exceptions.RayError as error:
-                said = error
-            if isinstance(said, Opened):
-                replica.opening, replica.opened, replica.failures = None, said, 0
-                replica.host, replica.device = said.host, said.facts.device
+                message = error
+            if isinstance(message, Opened):
+                replica.opening, replica.opened, replica.failures = None, message, 0
+                replica.host, replica.device = message.host, message.facts.device
             else:
-                yield replica, said
+                yield replica, message
 
     def _require_room(self, seconds: float) -> None:
         """Raises an error if no replica is ready for so long, and no node of the cluster could hold one."""
@@ -204,11 +204,11 @@ class ReplicaPool:
         """Yields all results that are not ``done``, with their indices, in any order."""
         self.unit, work = pieces.unit, Shared(pieces, done)
         try:
-            while work.waiting or any(number != PROBE for one in self.replicas for number, _ in one.sent):
+            while work.waiting or any(number != PROBE for replica in self.replicas for number, _ in replica.sent):
                 for replica in self.ready:
                     self._send(work, replica)
-                for replica, said in self._poll():
-                    yield from self._handle(work, replica, said)
+                for replica, message in self._poll():
+                    yield from self._handle(work, replica, message)
                     self._send(work, replica)  # before others are handled, because this replica may be idle
         finally:
             for replica in self.replicas:  # nobody reads what they still say; they finish their current piece
@@ -222,20 +222,20 @@ class ReplicaPool:
             if work.missing(number):
                 replica.send(number, work.pieces.method, *work.pieces.arguments(number, work.done))
 
-    def _handle(self, work: Shared, replica: ReplicaHandle, said: Any) -> Iterator[tuple[int, Any]]:
+    def _handle(self, work: Shared, replica: ReplicaHandle, message: Any) -> Iterator[tuple[int, Any]]:
         number = replica.sent[0][0] if replica.sent else PROBE
-        if isinstance(said, Exception):
-            self._lost(work, replica, said)
-        elif isinstance(said, Finished):
+        if isinstance(message, Exception):
+            self._lost(work, replica, message)
+        elif isinstance(message, Finished):
             replica.sent.popleft()
             if number != PROBE and (missing := work.missing(number)):
                 raise EngineError(
                     f"the engine left {work.pieces.unit} {missing[0]} without an answer", fix="run it again"
                 )
         elif number == PROBE:
-            self._add_probe(replica, said)
+            self._add_probe(replica, message)
         else:
-            for place, result in work.pieces.read(said):
+            for place, result in work.pieces.read(message):
                 index = int(work.pieces.members[number][place])
                 if not work.done[index]:
                     work.done[index] = True
@@ -285,14 +285,14 @@ class ReplicaPool:
         for _ in range(MOST_DEATHS):
             replica = self.wait_for_one()
             try:
-                found = self._ray.get(replica.actor.call.remote(method, *arguments))
+                answer = self._ray.get(replica.actor.call.remote(method, *arguments))
             except self._ray.exceptions.RayError as error:
                 why = reason_of(error)
                 self._lost(None, replica, error)
                 continue
-            if isinstance(found, ScoremodeError):
-                raise found
-            return found
+            if isinstance(answer, ScoremodeError):
+                raise answer
+            return answer
         raise EngineError(f"three replicas died over one question ({why})", fix=RESUME)
 
     def _end(self, replica: ReplicaHandle) -> None:
@@ -365,18 +365,18 @@ class ReplicaPool:
             agree = "give the same bits" if spread == 0 else f"agree to {spread:.2g} nats"
             agreement = f"; they {agree} on a probe window"
         hosts = {replica.host for replica in self._started}
-        found = [f"scored by {_many(len(self._started), 'replica')} on {_many(len(hosts), 'node')}{agreement}"]
-        found += [
-            f"{one.name} ({one.host}, {one.device}) differs from the others by {one.probe_distance:.2g} nats per token "
-            "on the probe window"
-            for one in self._started
-            if one.probe_distance is not None and not one.probe_distance <= FAR
+        notes = [f"scored by {_many(len(self._started), 'replica')} on {_many(len(hosts), 'node')}{agreement}"]
+        notes += [
+            f"{replica.name} ({replica.host}, {replica.device}) differs from the others by "
+            f"{replica.probe_distance:.2g} nats per token on the probe window"
+            for replica in self._started
+            if replica.probe_distance is not None and not replica.probe_distance <= FAR
         ]
         if self.counts["deaths"]:
             again = _many(self.counts["again"], self.unit)
-            found.append(f"{_many(self.counts['deaths'], 'replica')} died; {again} went to others")
-        return found + self.left_out
+            notes.append(f"{_many(self.counts['deaths'], 'replica')} died; {again} went to others")
+        return notes + self.left_out
 
 
-def _many(n: int, what: str) -> str:
-    return f"{n:,} {what}{'' if n == 1 else 's'}"
+def _many(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"

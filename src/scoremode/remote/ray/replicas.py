@@ -37,8 +37,8 @@ def room_for(spread: Spread, plugin: EnginePlugin, options: Options) -> ClusterR
             fix="leave --engine-arg distributed_executor_backend=ray out, or --replicas",
         )
     ranks = place.ranks
-    own = (1.0 if place.on_gpus else 0.0) * ranks
-    gpus = own if spread.gpus_per_replica is None else spread.gpus_per_replica
+    default_gpus = (1.0 if place.on_gpus else 0.0) * ranks
+    gpus = default_gpus if spread.gpus_per_replica is None else spread.gpus_per_replica
     if ranks > 1 and gpus not in (0.0, float(ranks)):
         raise OptionError(
             f"--gpus-per-replica {gpus:g} does not fit an engine of {ranks} processes",
@@ -48,11 +48,11 @@ def room_for(spread: Spread, plugin: EnginePlugin, options: Options) -> ClusterR
     return ClusterRoom(gpus, cpus)
 
 
-def read_spread(given: Mapping[str, Any]) -> Spread:
+def read_spread(arguments: Mapping[str, Any]) -> Spread:
     """Reads arguments about replicas, at least one; refuses those that cannot work."""
-    count, address = given.get("replicas"), given.get("ray")
+    count, address = arguments.get("replicas"), arguments.get("ray")
     if count is None and address is None:
-        flag = "--" + next(iter(given)).replace("_", "-")
+        flag = "--" + next(iter(arguments)).replace("_", "-")
         raise OptionError(f"{flag} is about replicas, and none are asked for", fix="give --replicas N as well")
     count = 1 if count is None else count
     if not 1 <= count <= MOST:
@@ -60,8 +60,8 @@ def read_spread(given: Mapping[str, Any]) -> Spread:
         raise OptionError(f"--replicas {count} {'is too many' if count > 0 else 'leaves nobody to score'}", fix=fix)
     if address is not None and (not address.strip() or any(c.isspace() for c in address)):
         raise OptionError(f"--ray '{address}' is not an address", fix="give --ray auto, or --ray HOST:PORT")
-    gpus = _amount("--gpus-per-replica", given.get("gpus_per_replica"), least=0.0)
-    cpus = _amount("--cpus-per-replica", given.get("cpus_per_replica"), least=1e-3)
+    gpus = _amount("--gpus-per-replica", arguments.get("gpus_per_replica"), least=0.0)
+    cpus = _amount("--cpus-per-replica", arguments.get("cpus_per_replica"), least=1e-3)
     return Spread(count, address, gpus, cpus)
 
 
@@ -85,8 +85,8 @@ class RayReplicas:
             raise OptionError(f"the {chosen.plugin.name} engine cannot run as replicas", fix="leave --replicas out")
         self.require()
         room_for(spread, chosen.plugin, chosen.options)
-        its = chosen.plugin.placement(chosen.options).replica_options
-        self.chosen = replace(chosen, options=its or chosen.options)
+        replica_options = chosen.plugin.placement(chosen.options).replica_options
+        self.chosen = replace(chosen, options=replica_options or chosen.options)
         self._spread, self._tokenizer = spread, tokenizer
 
     def engine(self, work: Work, progress: Progress | None) -> ReplicatedEngine:

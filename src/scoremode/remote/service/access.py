@@ -28,10 +28,10 @@ def accepted_keys() -> list[str]:
 
 def is_allowed(headers: Sequence[tuple[bytes, bytes]], keys: Sequence[str]) -> bool:
     """Does a request have one of the keys? The duration of the check reveals nothing about the keys."""
-    given = next((value for name, value in headers if name == b"authorization"), b"")
-    scheme, _, key = given.partition(b" ")
-    found = digest_of(key)
-    return scheme.lower() == b"bearer" and sum(secrets.compare_digest(found, known) for known in keys) > 0
+    authorization = next((value for name, value in headers if name == b"authorization"), b"")
+    scheme, _, key = authorization.partition(b" ")
+    digest = digest_of(key)
+    return scheme.lower() == b"bearer" and sum(secrets.compare_digest(digest, key_digest) for key_digest in keys) > 0
 
 
 class Access:

@@ -43,8 +43,8 @@ class ServeVerb(Verb):
         from scoremode.remote.service.starting import WORDS, ServiceOptions, become, command
 
         signals.nothing_is_kept("start it again")
-        if words := os.environ.pop(WORDS, None):
-            run_server(json.loads(words))
+        if argv := os.environ.pop(WORDS, None):
+            run_server(json.loads(argv))
             return
         options = ServiceOptions(
             head=parsed.head,
@@ -59,9 +59,9 @@ class ServeVerb(Verb):
         finally:
             log.discard()
         logger.info("starting %s", shlex.join(command_without_secrets(made.words)))
-        asked = f"scoremode ppl {shlex.quote(made.model)} --engine {made.address} --corpus wikitext2"
+        example = f"scoremode ppl {shlex.quote(made.model)} --engine {made.address} --corpus wikitext2"
         logger.info("the server loads its libraries and the weights, warms up and tests itself, which takes minutes")
-        logger.info("it will answer at %s; then type: %s", made.address, asked)
+        logger.info("it will answer at %s; then type: %s", made.address, example)
         become(made)
 
 

@@ -82,8 +82,8 @@ class ScoreEndpoint:
                 if isinstance(error, ScoremodeError):
                     return _refusal(STATUSES.get(type(error), 400), error)
                 logger.error("scoremode: a request failed", exc_info=error)
-                words = f"the server failed ({type(error).__name__}: {one_line(str(error))[:200]})"
-                return _refusal(500, EngineError(words))
+                message = f"the server failed ({type(error).__name__}: {one_line(str(error))[:200]})"
+                return _refusal(500, EngineError(message))
 
         return handler
 
@@ -118,8 +118,8 @@ class ScoreEndpoint:
         if kind not in (CONTENT_TYPE, "application/json"):
             return _refusal(415, InputError(f"this is not {CONTENT_TYPE} or JSON", fix="set Content-Type"))
         body, in_json = await body_of(request, MOST_BYTES), kind == "application/json"
-        asked = asked_in_json(body) if in_json else Asked.from_bytes(body)
-        answers = await scorer.score(asked)
+        score_request = asked_in_json(body) if in_json else Asked.from_bytes(body)
+        answers = await scorer.score(score_request)
         if in_json:
             return Response(answers_in_json(answers), media_type="application/json")
         data = answer_message(self.instance, answers)

@@ -31,19 +31,19 @@ class ModelLimits:
     vocabulary: int  # ids that have a probability
 
 
-def check(asked: Asked, room: ModelLimits) -> None:
+def check(request: Asked, room: ModelLimits) -> None:
     """Refuses a request that is wrong, too large, or would end a worker."""
-    if not asked.windows:
+    if not request.windows:
         raise InputError("there is no window in this request", fix="send at least one")
-    if len(asked.windows) > MOST_WINDOWS:
+    if len(request.windows) > MOST_WINDOWS:
         raise TooLargeError(
-            f"{len(asked.windows)} windows are more than the {MOST_WINDOWS} of a request", fix="send several requests"
+            f"{len(request.windows)} windows are more than the {MOST_WINDOWS} of a request", fix="send several requests"
         )
-    if asked.vocabulary > room.vocabulary:
+    if request.vocabulary > room.vocabulary:
         raise InputError(
-            f"the vocabulary of {asked.vocabulary} is larger than the model's {room.vocabulary}", fix="leave it out"
+            f"the vocabulary of {request.vocabulary} is larger than the model's {room.vocabulary}", fix="leave it out"
         )
-    for index, window in enumerate(asked.windows):
+    for index, window in enumerate(request.windows):
         _check_window(window, index, room)
 
 
@@ -66,10 +66,10 @@ def _check_window(window: Window, index: int, room: ModelLimits) -> None:
         raise InputError(
             f"the rows of window {index} do not ascend from 0 to at most {len(ids) - 1}", fix="sort them, each once"
         )
-    for what, found in (("ids", ids), ("targets", targets)):
-        if found.size and not (int(found.min()) >= 0 and int(found.max()) < room.inputs):
+    for name, array in (("ids", ids), ("targets", targets)):
+        if array.size and not (int(array.min()) >= 0 and int(array.max()) < room.inputs):
             raise InputError(
-                f"the {what} of window {index} are not all from 0 to {room.inputs - 1}",
+                f"the {name} of window {index} are not all from 0 to {room.inputs - 1}",
                 fix="the tokenizer does not belong to this model",
             )
 
@@ -77,9 +77,9 @@ def _check_window(window: Window, index: int, room: ModelLimits) -> None:
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 async def body_of(request: Any, most: int) -> bytes:
     """Reads the whole body of a request; refuses one of more than ``most`` bytes before it is read to its end."""
-    said = request.headers.get("content-length", "0")
+    content_length = request.headers.get("content-length", "0")
     body = bytearray()
-    if said.isdecimal() and int(said[:16]) <= most:
+    if content_length.isdecimal() and int(content_length[:16]) <= most:
         async for chunk in request.stream():
             body += chunk
             if len(body) > most:
@@ -123,19 +123,21 @@ def read_form(data: bytes, form: type[F], example: str) -> F:
 def asked_in_json(data: bytes) -> Asked:
     """Reads ``{"windows": [{"ids": […], "rows": […], "targets": [[…]]}], "vocabulary": n}``; only ids are required."""
     form = read_form(data, ScoreForm, SCORE_EXAMPLE)
-    return Asked(tuple(_window(index, given) for index, given in enumerate(form.windows)), form.vocabulary)
+    return Asked(tuple(_window(index, window) for index, window in enumerate(form.windows)), form.vocabulary)
 
 
-def _window(index: int, given: WindowForm) -> Window:
-    ids = np.array(given.ids, np.int32)
-    if given.rows is None and given.targets is None:
+def _window(index: int, form: WindowForm) -> Window:
+    ids = np.array(form.ids, np.int32)
+    if form.rows is None and form.targets is None:
         return own_tokens(ids)
-    rows, targets = given.rows or [], given.targets or []
+    rows, targets = form.rows or [], form.targets or []
     if len(rows) != len(targets) or len({len(line) for line in targets}) > 1:
         raise InputError(f"window {index} has not a list of targets for each row, all as long", fix=SCORE_EXAMPLE)
     return Window(ids, np.array(rows, np.int32), np.array(targets or np.zeros((0, 1)), np.int32))
 
 
-def answers_in_json(found: Sequence[Answers]) -> bytes:
+def answers_in_json(answers: Sequence[Answers]) -> bytes:
     """Returns every column of every window. The logarithm of probability zero is null, because JSON has no infinity."""
-    return msgspec.json.encode({"windows": [{name: column.tolist() for name, column in own.arrays()} for own in found]})
+    return msgspec.json.encode(
+        {"windows": [{name: column.tolist() for name, column in answer.arrays()} for answer in answers]}
+    )

@@ -25,7 +25,7 @@ SECONDS = 0.5  # between two looks at the log
 logger = logging.getLogger(__name__)
 
 
-def run_server(words: list[str]) -> None:
+def run_server(argv: list[str]) -> None:
     """Runs a module with its arguments until the server ends."""
     base.may_hang_at_exit = True
     log, terminal = VllmLog(), (os.dup(1), os.dup(2))
@@ -34,9 +34,9 @@ def run_server(words: list[str]) -> None:
         logger.info("until it is ready, its output goes to %s", log.path)
         threading.Thread(target=_show_when_ready, args=(log, terminal), daemon=True).start()
     with log.taking_output(), log.explaining("the server ended", EngineError):
-        sys.argv[:] = words
+        sys.argv[:] = argv
         try:
-            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+            runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
         except SystemExit as ended:
             if ended.code:
                 raise RuntimeError(f"exit code {ended.code}") from None

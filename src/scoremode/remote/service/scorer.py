@@ -71,7 +71,7 @@ class Scorer:
             ids, request = request_for_test(self.room.inputs, self.room.longest, gather=gather)
             # send one request per replica at once, because vLLM gives one to each replica
             answers = await asyncio.gather(*(self._submit(ids, request) for _ in range(self._replicas)))
-            verdicts = [judge_answers(words, dtype_of(config)) for words in answers]
+            verdicts = [judge_answers(answer, dtype_of(config)) for answer in answers]
             tried.append(max(verdicts, key=lambda verdict: verdict.error - verdict.allowed))
             if tried[-1].agrees:
                 self._gather = gather
@@ -81,24 +81,26 @@ class Scorer:
         self.room = replace(self.room, vocabulary=verdict.vocabulary)
         self.facts = engine_facts(config, version, verdict, gathered=self._gather)
 
-    async def score(self, asked: Asked) -> list[Answers]:
-        check(asked, self.room)
+    async def score(self, score_request: Asked) -> list[Answers]:
+        check(score_request, self.room)
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._window(asked, index)) for index in range(len(asked.windows))]
+            tasks = [
+                group.create_task(self._window(score_request, index)) for index in range(len(score_request.windows))
+            ]
         return [task.result() for task in tasks]
 
-    async def _window(self, asked: Asked, index: int) -> Answers:
-        window = asked.windows[index]
+    async def _window(self, score_request: Asked, index: int) -> Answers:
+        window = score_request.windows[index]
         if not len(window.rows):
             k = window.targets.shape[1]
             return read_lines(np.zeros((0, line_words(k)), np.int32), k)
-        shared = bool(asked.shared) and asked.shared[index] and self._caches
+        shared = bool(score_request.shared) and score_request.shared[index] and self._caches
         # tokens after the last requested row change no answer
         fed = replace(window, ids=window.ids[: int(window.rows[-1]) + 1])
-        job = Job(index, fed, shared, asked.vocabulary, NO_EXTRA)
+        job = Job(index, fed, shared, score_request.vocabulary, NO_EXTRA)
         while True:
-            words = await self._submit(job.window.ids, job.request(self._gather), job.read_cache)
-            rest = job.take(words, self._block)
+            answer = await self._submit(job.window.ids, job.request(self._gather), job.read_cache)
+            rest = job.take(answer, self._block)
             if rest is None:
                 return job.answers()[0]
             job = rest
@@ -143,8 +145,8 @@ class ScorerEngine(Engine):
         for first in range(0, len(todo), MOST_WINDOWS):
             part = todo[first : first + MOST_WINDOWS]
             windows = tuple(source.window(i) for i in part)
-            asked = Asked(windows, source.vocabulary or 0, shared[first : first + MOST_WINDOWS])
-            answers = asyncio.run_coroutine_threadsafe(self.scorer.score(asked), self.loop).result()
+            score_request = Asked(windows, source.vocabulary or 0, shared[first : first + MOST_WINDOWS])
+            answers = asyncio.run_coroutine_threadsafe(self.scorer.score(score_request), self.loop).result()
             yield from zip(part, answers, strict=True)
 
 
@@ -153,11 +155,11 @@ class ProbScorer:
         self.scorer, self.name = scorer, name
         self._turns = asyncio.Semaphore(AT_A_TIME)
 
-    async def answer(self, given: ProbForm) -> dict[str, Any]:
+    async def answer(self, form: ProbForm) -> dict[str, Any]:
         """Returns the result for each pair of prompt and target, in the form of ``scoremode prob --json``."""
         async with self._turns:
             engine = ScorerEngine(self.scorer, asyncio.get_running_loop())
-            return await asyncio.to_thread(self._answer, given, engine)
+            return await asyncio.to_thread(self._answer, form, engine)
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
@@ -167,18 +169,18 @@ class ProbScorer:
     @cached_property
     def token_texts(self) -> list[str]:
         most = self.scorer.room.vocabulary
-        known = min(most, self.tokenizer.facts.size)
-        return [self.tokenizer.token_text(i) for i in range(known)] + [""] * (most - known)
+        size = min(most, self.tokenizer.facts.size)
+        return [self.tokenizer.token_text(i) for i in range(size)] + [""] * (most - size)
 
-    def _answer(self, given: ProbForm, engine: ScorerEngine) -> dict[str, Any]:
+    def _answer(self, form: ProbForm, engine: ScorerEngine) -> dict[str, Any]:
         name, facts = self.name, engine.facts
         subject = Subject(name, self.tokenizer, name, vocabulary=facts.vocabulary, context_length=facts.context_length)
         held = LazyModel(ChosenEngine(GivenEngine(engine), Options(), subject))
-        rules: dict[str, Any] = {rule: getattr(given, rule) for rule in ("leading_space", "spanning", "add_bos")}
+        rules: dict[str, Any] = {rule: getattr(form, rule) for rule in ("leading_space", "spanning", "add_bos")}
         lm = SequenceProbability(held, **{rule: value for rule, value in rules.items() if value is not None})
-        pairs = list(paired(given.prompt, given.targets))
+        pairs = list(paired(form.prompt, form.targets))
         if len(pairs) > MOST_WINDOWS:
             raise TooLargeError(
                 f"{len(pairs)} pairs are more than the {MOST_WINDOWS} of a request", fix="send several requests"
             )
-        return {"results": [found.as_json() for found in lm.score(lm.encode(pairs))]}
+        return {"results": [result.as_json() for result in lm.score(lm.encode(pairs))]}

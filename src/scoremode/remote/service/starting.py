@@ -73,29 +73,29 @@ class Command:
     model: str  # the name to ask for
 
 
-def read_flags(words: Sequence[str]) -> dict[str, str | None]:
+def read_flags(arguments: Sequence[str]) -> dict[str, str | None]:
     """vLLM's flags by name, as far as they matter here; None for a flag without a value."""
-    found: dict[str, str | None] = {}
-    for word, following in zip_longest(words, words[1:], fillvalue="--"):
+    flags: dict[str, str | None] = {}
+    for word, following in zip_longest(arguments, arguments[1:], fillvalue="--"):
         if word.startswith("-"):
             name, equals, value = word.partition("=")
             key = name.lstrip("-").replace("-", "_").split(".")[0]
             follows = key not in SWITCHES and not following.startswith("--")
-            found[key] = value if equals else following if follows else None
-    return found
+            flags[key] = value if equals else following if follows else None
+    return flags
 
 
-def refuse_secrets(words: Sequence[str]) -> None:
+def refuse_secrets(arguments: Sequence[str]) -> None:
     """Refuse flags with a secret for a value, such as ``--api-key``: anybody on the machine may list command lines."""
-    flags = [word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")]
+    flags = [word.partition("=")[0].replace("_", "-") for word in arguments if word.startswith("--")]
     for flag in filter(is_secret, flags):
         instead = HUB_TOKEN if flag.endswith("token") else f"export it, and give the variable's name: {flag}-env NAME"
         raise secret_on_command_line(flag, instead)
 
 
-def command(model: str, options: ServiceOptions, flags: Sequence[str]) -> Command:
+def command(model: str, options: ServiceOptions, arguments: Sequence[str]) -> Command:
     """The command line for a model. Whatever cannot work is refused here, before anything is loaded."""
-    refuse_secrets(flags)
+    refuse_secrets(arguments)
     keys = [read_key(variable) or "" for variable in options.api_key_env]
     installed = support.installed_version()
     support.check_version(installed, options.allow_untested)
@@ -103,24 +103,24 @@ def command(model: str, options: ServiceOptions, flags: Sequence[str]) -> Comman
     support.check_head(options.head, options.head_kernel)
     if model.startswith("-") or not model:
         raise OptionError("the model comes first", fix="give scoremode serve MODEL, then flags")
-    given = read_flags(flags)
-    _refuse(given)
-    host, port = given.get("host") or "localhost", _port(given)
-    name, folder = given.get("served_model_name") or model, _folder(model, given.get("revision"))
-    named = ["--served-model-name", model] if model == EMBEDDED and name == model else []
-    settings = [*flags, *named, *_score_mode(folder, given, options)]
-    words, environment = [*_program(folder), *settings], _environment(given)
+    flags = read_flags(arguments)
+    _refuse(flags)
+    host, port = flags.get("host") or "localhost", _port(flags)
+    name, folder = flags.get("served_model_name") or model, _folder(model, flags.get("revision"))
+    name_flag = ["--served-model-name", model] if model == EMBEDDED and name == model else []
+    settings = [*arguments, *name_flag, *_score_mode(folder, flags, options)]
+    argv, environment = [*_program(folder), *settings], _environment(flags)
     _check_with_vllm([folder, *settings], environment)
     if support.version_numbers(installed) >= PLUGINS_FROM:
         environment["VLLM_PLUGINS"] = _plugins()
     else:
-        words += ["--middleware", MIDDLEWARE]
+        argv += ["--middleware", MIDDLEWARE]
     if keys:
         environment |= {KEYS: ",".join(digest_of(key.encode()) for key in keys), VLLM_KEY: ""}
-    words += ["--middleware", ACCESS]  # the last one is the outermost
+    argv += ["--middleware", ACCESS]  # the last one is the outermost
     shown = "localhost" if host in ("0.0.0.0", "::") else host
-    scheme = "https" if given.get("ssl_certfile") else "http"
-    return Command(words, environment, f"{scheme}://{shown}:{port}", name)
+    scheme = "https" if flags.get("ssl_certfile") else "http"
+    return Command(argv, environment, f"{scheme}://{shown}:{port}", name)
 
 
 def _folder(model: str, revision: str | None) -> str:
@@ -135,12 +135,12 @@ def _folder(model: str, revision: str | None) -> str:
     return str(folder)
 
 
-def _port(given: dict[str, str | None]) -> int:
+def _port(flags: dict[str, str | None]) -> int:
     """The port to listen on, which must be free: vLLM tries to bind it only after it has loaded for a minute."""
-    text = given.get("port", str(PORT)) or ""
+    text = flags.get("port", str(PORT)) or ""
     if not (text.isascii() and text.isdecimal() and len(text) < 6 and 0 < int(text) < 1 << 16):
         raise OptionError(f"--port {text} is not a port", fix=f"give a number from 1 to 65535, as in --port {PORT}")
-    host = given.get("host") or ""
+    host = flags.get("host") or ""
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as tried:
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -151,24 +151,24 @@ def _port(given: dict[str, str | None]) -> int:
     return int(text)
 
 
-def _refuse(given: dict[str, str | None]) -> None:
-    for name in OURS & given.keys():
+def _refuse(flags: dict[str, str | None]) -> None:
+    for name in OURS & flags.keys():
         raise OptionError(
             f"--{name.replace('_', '-')} cannot be given: score mode sets it, or a service has no use for it",
             fix="leave it out; scoremode compare REFERENCE MODEL --engine vllm measures KL",
         )
-    for name in given.keys() & {"model", "config"}:
+    for name in flags.keys() & {"model", "config"}:
         raise OptionError(f"--{name} is not passed on to vLLM", fix="name the model first, and give flags one by one")
-    named: dict[str, Any] = {name: True if value is None else value for name, value in given.items()}
+    arguments: dict[str, Any] = {name: True if value is None else value for name, value in flags.items()}
     for name in ("prefill_context", "pipeline", "tensor", "data"):
-        size = str(named.get(f"{name}_parallel_size", 1))
+        size = str(arguments.get(f"{name}_parallel_size", 1))
         if not (size.isascii() and size.isdecimal() and len(size) < 6 and int(size) > 0):
             raise OptionError(f"--{name.replace('_', '-')}-parallel-size is not a number of ranks", fix="give a number")
-    named.pop("data_parallel_size", None)  # the engine in one process refuses it; a server has it
-    support.check_arguments({name: value for name, value in named.items() if name not in support.OURS})
+    arguments.pop("data_parallel_size", None)  # the engine in one process refuses it; a server has it
+    support.check_arguments({name: value for name, value in arguments.items() if name not in support.OURS})
 
 
-def _check_with_vllm(words: list[str], environment: dict[str, str]) -> None:
+def _check_with_vllm(arguments: list[str], environment: dict[str, str]) -> None:
     """Has vLLM read the flags and the model's config as its server will, which would take minutes to refuse them."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
@@ -185,7 +185,7 @@ def _check_with_vllm(words: list[str], environment: dict[str, str]) -> None:
     parser.error, variables = refuse, dict(os.environ)
     os.environ.update(environment)
     try:
-        parsed = parser.parse_args(words)
+        parsed = parser.parse_args(arguments)
         parsed.model = parsed.model_tag
         serving.validate_parsed_serve_args(parsed)
         AsyncEngineArgs.from_cli_args(parsed).create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
@@ -206,64 +206,64 @@ def _program(model: str) -> list[str]:
     return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model]
 
 
-def _score_mode(model: str, given: dict[str, str | None], options: ServiceOptions) -> list[str]:
+def _score_mode(model: str, flags: dict[str, str | None], options: ServiceOptions) -> list[str]:
     """The flags of score mode. The engine in one process has the same settings: see engines/vllm/start.py."""
     from vllm.platforms import current_platform
 
-    on_cpu, trusted = current_platform.is_cpu(), "trust_remote_code" in given
+    on_cpu, trusted = current_platform.is_cpu(), "trust_remote_code" in flags
     if on_cpu:
         support.check_int4_on_cpu(quantization_of(model, trusted), fix="start it on a GPU")
-        support.check_bfloat16_on_cpu(given.get("dtype"))
+        support.check_bfloat16_on_cpu(flags.get("dtype"))
     pooler = {"task": "token_classify", "seq_pooling_type": "LAST", "tok_pooling_type": "ALL"}
     settings = {"exact": options.head == "exact", "head_bytes": 0, "head_kernel": options.head_kernel}
-    words = ["--runner", "pooling", "--convert", "embed", "--pooler-config", json.dumps(pooler)]
-    words += ["--additional-config", json.dumps({KEY: settings})]
-    words += ["--hf-overrides", json.dumps({"head_dtype": "model", **_overrides(given)})]
-    if given.get("dtype") in (None, "auto"):
-        words += ["--dtype", choose_dtype(model, on_cpu, trusted)]
-    if "max_num_batched_tokens" not in given:
-        words += _batch_tokens(given)
+    arguments = ["--runner", "pooling", "--convert", "embed", "--pooler-config", json.dumps(pooler)]
+    arguments += ["--additional-config", json.dumps({KEY: settings})]
+    arguments += ["--hf-overrides", json.dumps({"head_dtype": "model", **_overrides(flags)})]
+    if flags.get("dtype") in (None, "auto"):
+        arguments += ["--dtype", choose_dtype(model, on_cpu, trusted)]
+    if "max_num_batched_tokens" not in flags:
+        arguments += _batch_tokens(flags)
     switches = {
         "enable-prefix-caching": True,
         "enable-chunked-prefill": True,
-        "enforce-eager": on_cpu and int(given.get("pipeline_parallel_size") or 1) == 1,
-        "async-scheduling": not on_cpu and can_plan_ahead(given),
+        "enforce-eager": on_cpu and int(flags.get("pipeline_parallel_size") or 1) == 1,
+        "async-scheduling": not on_cpu and can_plan_ahead(flags),
     }
     for name, is_wanted in switches.items():
-        own = name.replace("-", "_")
-        if is_wanted and not {own, f"no_{own}"} & given.keys():
-            words.append(f"--{name}")
-    return words
+        key = name.replace("-", "_")
+        if is_wanted and not {key, f"no_{key}"} & flags.keys():
+            arguments.append(f"--{name}")
+    return arguments
 
 
-def _batch_tokens(given: dict[str, str | None]) -> list[str]:
+def _batch_tokens(flags: dict[str, str | None]) -> list[str]:
     """The flag for as many tokens per batch as the engine in one process has: a server's default suits generation."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
 
-    tokens = EngineArgs.get_batch_defaults(ranks_of(given))[0][UsageContext.LLM_CLASS]
+    tokens = EngineArgs.get_batch_defaults(ranks_of(flags))[0][UsageContext.LLM_CLASS]
     return ["--max-num-batched-tokens", str(tokens)]
 
 
-def _overrides(given: dict[str, str | None]) -> dict[str, Any]:
+def _overrides(flags: dict[str, str | None]) -> dict[str, Any]:
     """The user's own overrides, to be merged with ours: vLLM would use only the last of two such flags."""
-    if "hf_overrides" not in given:
+    if "hf_overrides" not in flags:
         return {}
     try:
-        found = json.loads(given["hf_overrides"] or "")
+        overrides = json.loads(flags["hf_overrides"] or "")
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        overrides = None
+    if not isinstance(overrides, dict):
         raise OptionError("--hf-overrides is not a JSON object", fix="give it as --hf-overrides '{\"name\": value}'")
-    return found
+    return overrides
 
 
-def _environment(given: dict[str, str | None]) -> dict[str, str]:
+def _environment(flags: dict[str, str | None]) -> dict[str, str]:
     from vllm.platforms import current_platform
 
     defaults = {"VLLM_NO_USAGE_STATS": "1", **runner_defaults()}
     if current_platform.is_cpu():
-        defaults |= cpu_defaults(ranks_of(given) * int(given.get("data_parallel_size") or 1))
+        defaults |= cpu_defaults(ranks_of(flags) * int(flags.get("data_parallel_size") or 1))
     chosen = {name: value for name, value in defaults.items() if name not in os.environ}
     return {**chosen, plugin.SWITCH: "1"}
 
@@ -285,7 +285,7 @@ def _plugins() -> str:
 
 def become(made: Command) -> NoReturn:
     """Replace this process by one that has the environment of the server, and runs it: signals reach it."""
-    own = {
+    environment = {
         **made.environment,
         WORDS: json.dumps(made.words[2:]),
         plugin.PARENT: str(os.getpid()),  # it stays when the process becomes another program
@@ -293,5 +293,5 @@ def become(made: Command) -> NoReturn:
     }
     sys.stdout.flush()
     sys.stderr.flush()
-    words = [sys.executable, "-m", "scoremode", "serve", made.words[4], *(["--quiet"] if is_quiet() else [])]
-    os.execve(words[0], words, {**os.environ, **own})
+    argv = [sys.executable, "-m", "scoremode", "serve", made.words[4], *(["--quiet"] if is_quiet() else [])]
+    os.execve(argv[0], argv, {**os.environ, **environment})

@@ -80,9 +80,9 @@ def copy_of_file(place: RemotePath) -> Path:
         if objects.version(name) != version:
             part.unlink()
             raise StorageError(f"{place} was changed while it was read", fix="run the same command again")
-        known = {"place": str(place), "version": version, "size": part.stat().st_size, "sha256": file_sha256(part)}
+        origin = {"place": str(place), "version": version, "size": part.stat().st_size, "sha256": file_sha256(part)}
         os.replace(part, copy)
-        write_atomically(folder / FILE_MARK, json.dumps(known).encode())
+        write_atomically(folder / FILE_MARK, json.dumps(origin).encode())
 
     fetch_once(folder, FILE_MARK, place, fetch)
     hold_entry(folder)  # the copy is not removed while this process lives
@@ -99,7 +99,7 @@ def copies_of_texts(place: RemotePath, endings: tuple[str, ...]) -> list[Path]:
             f"there is no text at {place}",
             fix=f"check the address; only files that end in {' '.join(endings)} are read from a folder",
         )
-    return [copy_of_file(one) for one in places]
+    return [copy_of_file(file) for file in places]
 
 
 def _texts_at(place: RemotePath, endings: tuple[str, ...]) -> list[RemotePath]:
@@ -111,10 +111,10 @@ def _texts_at(place: RemotePath, endings: tuple[str, ...]) -> list[RemotePath]:
     folder, pattern = RemotePath(place.scheme, "/".join(parts[:first]), place.settings), "/".join(parts[first:])
     objects = Objects(folder)
     if not pattern:
-        found = objects.look()
-        if found is None or not found.is_folder:
+        entry = objects.look()
+        if entry is None or not entry.is_folder:
             return [folder]
-    names = [one.name for one in objects.listed(deep=True) if not one.is_folder]
+    names = [entry.name for entry in objects.listed(deep=True) if not entry.is_folder]
     if not re.search(r"(^|/)\.", pattern):  # hidden files must be asked for
         names = [name for name in names if not re.search(r"(^|/)\.", name)]
     if not pattern:
@@ -166,8 +166,8 @@ def copy_of_run(place: RemotePath, *, states: bool = False) -> Path:
 
 def read_manifests(objects: Objects) -> Manifests:
     """The manifests of a run and of a reference, as far as they exist."""
-    found = {name: objects.read(name, most=LARGEST_MANIFEST) for name in (MANIFEST, REFERENCE)}
-    return {name: data for name, data in found.items() if data is not None}
+    contents = {name: objects.read(name, most=LARGEST_MANIFEST) for name in (MANIFEST, REFERENCE)}
+    return {name: data for name, data in contents.items() if data is not None}
 
 
 def copy_folder(manifests: Manifests) -> Path:
@@ -182,8 +182,8 @@ def files_in(manifests: Manifests, place: RemotePath) -> dict[str, str]:
     try:
         files = {SCORES: parse(manifests[MANIFEST])["scores_sha256"]}
         if REFERENCE in manifests:
-            known = parse(manifests[REFERENCE])
-            files |= {entry["file"]: entry["sha256"] for entry in (*known["shards"], known["head"])}
+            reference = parse(manifests[REFERENCE])
+            files |= {entry["file"]: entry["sha256"] for entry in (*reference["shards"], reference["head"])}
         if all(OWN_NAME.fullmatch(name) and SHA256.fullmatch(sha256) for name, sha256 in files.items()):
             return files
     except (ValueError, LookupError, TypeError):
@@ -193,7 +193,7 @@ def files_in(manifests: Manifests, place: RemotePath) -> dict[str, str]:
 
 def present_files(objects: Objects, manifests: Manifests) -> dict[str, str]:
     """The hashes of the files that manifests list, by name; StorageError if one is missing."""
-    files, listed = files_in(manifests, objects.place), {found.name for found in objects.listed()}
+    files, listed = files_in(manifests, objects.place), {entry.name for entry in objects.listed()}
     for name in files:
         if name not in listed:
             raise StorageError(f"{objects.place / name} is missing", fix=AGAIN)

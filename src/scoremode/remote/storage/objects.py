@@ -159,8 +159,8 @@ class Objects:
         self.place, self._fs = place, file_system(place)
 
     @contextmanager
-    def _doing(self, what: str, name: str = "") -> Iterator[str]:
-        """Gives the path of a file. Errors become StorageErrors; ``what`` completes "cannot …", as in "be read"."""
+    def _doing(self, action: str, name: str = "") -> Iterator[str]:
+        """Gives the path of a file. Errors become StorageErrors; ``action`` completes "cannot …", as in "be read"."""
         place, inner = self.place / name if name else self.place, self.place.path
         if place.scheme in ("hdfs", "viewfs"):
             inner = "/" + inner.partition("/")[2]
@@ -172,33 +172,33 @@ class Objects:
         except FileNotFoundError as error:
             cause = error.__cause__
             if place.scheme == "hf" and _is_hidden(cause):
-                raise _hub_error(place, what, cause) from None
+                raise _hub_error(place, action, cause) from None
             # over HTTP, fsspec calls every file missing that it cannot read
             if place.scheme in SERVERS and cause is not None and getattr(cause, "status", None) not in (404, 410):
-                raise StorageError(f"{place} cannot {what}: {_words(cause)}", fix=CHECK) from None
-            raise MissingError(f"{place} cannot {what}: it does not exist", fix=CHECK) from None
+                raise StorageError(f"{place} cannot {action}: {_words(cause)}", fix=CHECK) from None
+            raise MissingError(f"{place} cannot {action}: it does not exist", fix=CHECK) from None
         except ScoremodeError:
             raise
         except Exception as error:  # each file system of fsspec raises its own kinds
             if place.scheme == "hf":
-                raise _hub_error(place, what, error) from None
-            raise StorageError(f"{place} cannot {what}: {_words(error)}", fix=CHECK) from None
+                raise _hub_error(place, action, error) from None
+            raise StorageError(f"{place} cannot {action}: {_words(error)}", fix=CHECK) from None
 
     # ── look ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     def listed(self, *, deep: bool = False) -> list[Found]:
         """The files in the folder, sorted by name; none if there is no such folder."""
-        found = list[Found]()
+        entries = list[Found]()
         with suppress(MissingError), self._doing("be listed") as path:
-            found = [_found(one, one["name"][len(path) :].lstrip("/")) for one in self._entries(path, deep=deep)]
-        return sorted(found, key=lambda one: one.name)
+            entries = [_found(info, info["name"][len(path) :].lstrip("/")) for info in self._entries(path, deep=deep)]
+        return sorted(entries, key=lambda entry: entry.name)
 
     def _entries(self, path: str, *, deep: bool) -> Iterator[dict[str, Any]]:
         # not fsspec's own walk, which leaves out folders that it cannot read
-        for one in self._fs.ls(path, detail=True):
-            if one["name"].rstrip("/") != path:
-                yield one
-                if deep and one["type"] == "directory":
-                    yield from self._entries(one["name"], deep=True)
+        for info in self._fs.ls(path, detail=True):
+            if info["name"].rstrip("/") != path:
+                yield info
+                if deep and info["type"] == "directory":
+                    yield from self._entries(info["name"], deep=True)
 
     def _info(self, name: str) -> dict[str, Any] | None:
         with suppress(MissingError), self._doing("be read", name) as path:
@@ -207,15 +207,15 @@ class Objects:
 
     def look(self, name: str = "") -> Found | None:
         """The file or folder of that name; None if there is none."""
-        about = self._info(name)
-        return None if about is None else _found(about, name)
+        info = self._info(name)
+        return None if info is None else _found(info, name)
 
     def version(self, name: str = "") -> str | None:
         """Everything that a server tells about a file's content without sending it; None if there is no such file."""
-        about = self._info(name)
-        if about is None or about["type"] == "directory":
+        info = self._info(name)
+        if info is None or info["type"] == "directory":
             return None
-        return f"{about['size'] or 0}|{[str(about.get(key)) for key in VERSIONS]}"
+        return f"{info['size'] or 0}|{[str(info.get(key)) for key in VERSIONS]}"
 
     # ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     def read(self, name: str, *, most: int) -> bytes | None:
@@ -271,15 +271,15 @@ class Objects:
             self._fs.rm_file(path)
 
 
-def _found(about: dict[str, Any], name: str) -> Found:
-    return Found(name.rstrip("/"), about["size"] or 0, about["type"] == "directory")
+def _found(info: dict[str, Any], name: str) -> Found:
+    return Found(name.rstrip("/"), info["size"] or 0, info["type"] == "directory")
 
 
 def _words(error: BaseException) -> str:
     """What a library says of an error, in one line and without secrets."""
     status = getattr(error, "status", None)
-    words = f"HTTP status {status}" if isinstance(status, int) else one_line(str(error)) or type(error).__name__
-    return SECRET.sub(r"\1(not shown)", words)[:300]
+    reason = f"HTTP status {status}" if isinstance(status, int) else one_line(str(error)) or type(error).__name__
+    return SECRET.sub(r"\1(not shown)", reason)[:300]
 
 
 def _is_hidden(error: BaseException | None) -> TypeGuard[Exception]:
@@ -289,12 +289,12 @@ def _is_hidden(error: BaseException | None) -> TypeGuard[Exception]:
     return isinstance(error, RepositoryNotFoundError | RevisionNotFoundError | HFValidationError)
 
 
-def _hub_error(place: RemotePath, doing: str, error: Exception) -> StorageError:
-    """The refusal for an error of the hub's client. ``doing`` completes "cannot …", as in "be read"."""
+def _hub_error(place: RemotePath, action: str, error: Exception) -> StorageError:
+    """The refusal for an error of the hub's client. ``action`` completes "cannot …", as in "be read"."""
     status = status_of(error)
-    words, fix = explain_hub_error(error)
+    reason, fix = explain_hub_error(error)
     if status in (401, 403):
-        words, fix = f"access is denied (HTTP status {status})", LOGIN
+        reason, fix = f"access is denied (HTTP status {status})", LOGIN
     elif _is_hidden(error):
         fix += "; hf repo create makes a new one"
-    return StorageError(f"{place} cannot {doing}: {words}", fix=fix)
+    return StorageError(f"{place} cannot {action}: {reason}", fix=fix)

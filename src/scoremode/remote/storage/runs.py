@@ -150,40 +150,40 @@ class RemoteClaim(runs.Claim):
         self._lock = runs.lock_folder(self.folder, waits=False, name=str(self.place))
         alias_path(str(self.folder), str(self.place))
         self._goes_on = self._is_left_here()
-        if (found := self._published()) is not None:
-            return found
+        if (run := self._published()) is not None:
+            return run
         self._remote_lock.acquire()
-        found = self._published()  # again, because it may have changed meanwhile
-        if found is None:
-            found = self._find()
-            if found is not None:  # it was not sent, or not all of it
+        run = self._published()  # again, because it may have changed meanwhile
+        if run is None:
+            run = self._find()
+            if run is not None:  # it was not sent, or not all of it
                 if (self.folder / REFERENCE).exists():
                     super().check_reference()
-                found = self.publish(found)
-        return found
+                run = self.publish(run)
+        return run
 
     def _published(self) -> Run | None:
         """The finished run behind the URI; None if this run may be scored; RunError if it may not."""
         place, objects = self.place, self._objects
-        listed = {found.name for found in objects.listed() if not found.name.startswith(".")}
-        own = {name for name in listed if name in (MANIFEST, SCORES) or is_reference_file(name)}
-        others = listed - own - {LOCK_OBJECT} if place.scheme != "hf" else set()  # a repository has a card and more
-        self._old_files = own
+        listed = {entry.name for entry in objects.listed() if not entry.name.startswith(".")}
+        files = {name for name in listed if name in (MANIFEST, SCORES) or is_reference_file(name)}
+        others = listed - files - {LOCK_OBJECT} if place.scheme != "hf" else set()  # a repository has a card and more
+        self._old_files = files
         if not listed:
             itself = objects.look()
             if itself is not None and not itself.is_folder:
                 raise RunError(f"{place} is a file", fix="give a folder to --out")
         if self._goes_on:
             return None
-        known = _identity_in(read_manifests(objects).get(MANIFEST, b"")) if MANIFEST in own else None
-        if known is None and own | others:
+        identity = _identity_in(read_manifests(objects).get(MANIFEST, b"")) if MANIFEST in files else None
+        if identity is None and files | others:
             raise RunError(
-                f"{place} is not a run: it contains {harmless(min(others or own))}",
+                f"{place} is not a run: it contains {harmless(min(others or files))}",
                 fix="give a new or empty folder to --out",
             )
-        if known is None or self._replaces:
+        if identity is None or self._replaces:
             return None
-        self._require_same(known, place)
+        self._require_same(identity, place)
         return replace(runs.load(place), cached=True)
 
     def _is_left_here(self) -> bool:
@@ -241,7 +241,7 @@ class RemoteClaim(runs.Claim):
 def _identity_in(data: bytes) -> dict[str, Any] | None:
     """The identity in the manifest of a run; None if it cannot be read, or if it is not one of ours."""
     try:
-        found = parse(data)
+        manifest = parse(data)
     except ValueError:
         return None
-    return found["identity"] if has_form(found, RunManifest) else None
+    return manifest["identity"] if has_form(manifest, RunManifest) else None

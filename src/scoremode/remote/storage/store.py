@@ -11,8 +11,8 @@ from scoremode.remote.storage.runs import RemoteClaim
 
 
 def has_file(place: RemotePath) -> bool:
-    found = Objects(place.parent).look(place.name)
-    return found is not None and not found.is_folder
+    entry = Objects(place.parent).look(place.name)
+    return entry is not None and not entry.is_folder
 
 
 def read(place: RemotePath, most: int) -> bytes | None:
@@ -25,7 +25,7 @@ def write(place: RemotePath, data: bytes) -> None:
 
 def problem_with_output(place: RemotePath) -> str | None:
     """The server must answer now; whether this user may write shows only later."""
-    beside = {found.name: found for found in Objects(place.parent).listed()}
+    beside = {entry.name: entry for entry in Objects(place.parent).listed()}
     if place.name in beside and beside[place.name].is_folder:
         return "is a folder"
     if {MANIFEST, SCORES} <= beside.keys() or LOCK_OBJECT in beside:
