@@ -41,16 +41,16 @@ def read_key(variable: str | None) -> str | None:
     return key
 
 
-def secret_on_command_line(what: str, instead: str) -> OptionError:
+def secret_on_command_line(flag: str, instead: str) -> OptionError:
     """The refusal of a secret that was typed into a command; ``instead`` says where it belongs."""
-    return OptionError(f"{what} would show a secret to everybody who lists this machine's processes", fix=instead)
+    return OptionError(f"{flag} would show a secret to everybody who lists this machine's processes", fix=instead)
 
 
 def seconds_in(variable: str, default: float, least: float, example: str) -> float:
     """The seconds in an environment variable; OptionError if its value is not a number, or less than ``least``."""
-    given = os.environ.get(variable, "").strip()
+    text = os.environ.get(variable, "").strip()
     try:
-        seconds = float(given) if given else default
+        seconds = float(text) if text else default
     except ValueError:
         seconds = -1.0
     if not least <= seconds <= 86_400:

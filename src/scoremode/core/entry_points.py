@@ -44,7 +44,7 @@ def load(group: str, taken: Iterable[str], accept: Callable[[str, Any], T]) -> P
 
     points = sorted(entry_points(group=group), key=lambda point: point.name)
     packages = [point.dist.name if point.dist is not None else "?" for point in points]
-    found: dict[str, T] = {}
+    plugins: dict[str, T] = {}
     refused: list[Refused] = []
     for point, package in zip(points, packages, strict=True):
         others = [p for o, p in zip(points, packages, strict=True) if o.name == point.name and o is not point]
@@ -54,11 +54,11 @@ def load(group: str, taken: Iterable[str], accept: Callable[[str, Any], T]) -> P
             problem = f"the package {others[0]} has the same name; uninstall one of the two"
         else:
             try:
-                found[point.name] = accept(point.name, point.load())
+                plugins[point.name] = accept(point.name, point.load())
                 continue
             except ValueError as error:
                 problem = str(error)
             except Exception as error:  # another package may raise anything
                 problem = f"it cannot be imported ({type(error).__name__}: {error}); update or uninstall {package}"
         refused.append(Refused(point.name, package, harmless(" ".join(problem.split())[:300])))
-    return Plugins(found, tuple(refused))
+    return Plugins(plugins, tuple(refused))

@@ -73,8 +73,8 @@ def offered(kind: str) -> list[Any]:
 
 def ability(name: str, engine: str) -> Any | None:
     """What opens an engine for an ability; None if no wing says that the engine has it."""
-    found = (wing.abilities[name, engine] for wing in wings() if (name, engine) in wing.abilities)
-    address = next(found, None)
+    addresses = (wing.abilities[name, engine] for wing in wings() if (name, engine) in wing.abilities)
+    address = next(addresses, None)
     return None if address is None else load(address)
 
 
@@ -85,8 +85,8 @@ def public_names() -> dict[str, str]:
 
 def verbs() -> dict[str, dict[str, str]]:
     """Commands of wings in groups, each with the address of its ``Verb``."""
-    found: dict[str, dict[str, str]] = {}
+    groups: dict[str, dict[str, str]] = {}
     for wing in wings():
-        for group, its in wing.verbs.items():
-            found.setdefault(group, {}).update(its)
-    return found
+        for group, commands in wing.verbs.items():
+            groups.setdefault(group, {}).update(commands)
+    return groups

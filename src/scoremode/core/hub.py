@@ -42,8 +42,8 @@ def is_reachable(address: str) -> bool:
     """Does a server, or the proxy in front of it, accept a connection? One attempt, within a few seconds."""
     server = urlsplit(address)
     proxy = getproxies().get(server.scheme)
-    asked = urlsplit(proxy) if proxy and not proxy_bypass(server.hostname or "") else server
-    return accepts_connections(asked.hostname or "", asked.port or PORTS.get(asked.scheme, 443))
+    endpoint = urlsplit(proxy) if proxy and not proxy_bypass(server.hostname or "") else server
+    return accepts_connections(endpoint.hostname or "", endpoint.port or PORTS.get(endpoint.scheme, 443))
 
 
 def accepts_connections(host: str, port: int) -> bool:
@@ -79,9 +79,9 @@ def offline_if_unreachable() -> Iterator[bool]:
     before = os.environ.get("HF_HUB_OFFLINE")
     os.environ["HF_HUB_OFFLINE"] = "1"  # for modules that are imported in the block
     changed: list[Any] = [sys.modules[name] for name in OFFLINE if sys.modules.get(name) is not None]
-    settings = [one.HF_HUB_OFFLINE for one in changed]
-    for one in changed:
-        one.HF_HUB_OFFLINE = True
+    settings = [client.HF_HUB_OFFLINE for client in changed]
+    for client in changed:
+        client.HF_HUB_OFFLINE = True
     try:
         yield False
     finally:
@@ -198,7 +198,7 @@ def _check_lists(answer: Any) -> None:
         if isinstance(value, dict) and value.keys() & {"sha", "siblings"}:
             _require(HubRepository, value, answer)
         elif isinstance(value, list):
-            _require(list[HubFile], [one for one in value if isinstance(one, dict) and "path" in one], answer)
+            _require(list[HubFile], [entry for entry in value if isinstance(entry, dict) and "path" in entry], answer)
 
 
 # ── its client ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -220,19 +220,19 @@ def explain_hub_error(error: Exception) -> tuple[str, str]:
     from huggingface_hub import constants, errors
 
     def is_among(kind: type[Exception]) -> bool:
-        return any(isinstance(one, kind) for one in causes_of(error))
+        return any(isinstance(cause, kind) for cause in causes_of(error))
 
     if refused := [cause for cause in causes_of(error) if isinstance(cause, ScoremodeError)]:
         return refused[0].message, refused[0].fix
     # the first match counts: a GatedRepoError is also a RepositoryNotFoundError
-    known: tuple[tuple[type[Exception], str, str], ...] = (
+    reasons: tuple[tuple[type[Exception], str, str], ...] = (
         (errors.GatedRepoError, "access to it is restricted (a gated repository)", LOGIN),
         (errors.RepositoryNotFoundError, "there is no repository of that name, or it is private", NAME),
         (errors.RevisionNotFoundError, "the repository has no such revision", PAGE),
         (errors.RemoteEntryNotFoundError, "the repository does not have this file", PAGE),
         (errors.HFValidationError, "this is not a valid name on the hub", "give ORGANIZATION/NAME, or a local folder"),
     )
-    for kind, reason, fix in known:
+    for kind, reason, fix in reasons:
         if is_among(kind):
             return reason, fix
     missing = is_among(errors.LocalEntryNotFoundError) or is_among(errors.OfflineModeIsEnabled)
@@ -242,14 +242,14 @@ def explain_hub_error(error: Exception) -> tuple[str, str]:
     if status is not None:
         return f"the hub answered with HTTP status {status}", f"try again later, or {FOLDER}"
     # recognised by the names of classes, because the client's HTTP library has changed over time
-    names = {kind.__name__ for one in causes_of(error) for kind in type(one).__mro__}
+    names = {kind.__name__ for cause in causes_of(error) for kind in type(cause).__mro__}
     if names & {"ConnectionError", "TimeoutError", "TransportError", "LocalEntryNotFoundError"}:
         return "the hub cannot be reached", f"check the network and HF_ENDPOINT, or {FOLDER}"
-    words = f"{type(error).__name__}: {one_line(str(error))[:200]}"
+    description = f"{type(error).__name__}: {one_line(str(error))[:200]}"
     is_unreadable = isinstance(error, TypeError | LookupError | AttributeError | AssertionError | json.JSONDecodeError)
     settings = "HF_TOKEN, HF_HOME, HTTPS_PROXY and HF_ENDPOINT"
-    unusual = (words, f"check the name and {settings}, or {FOLDER}")
-    return (f"its answer cannot be used ({words})", ADDRESS) if is_unreadable else unusual
+    unusual = (description, f"check the name and {settings}, or {FOLDER}")
+    return (f"its answer cannot be used ({description})", ADDRESS) if is_unreadable else unusual
 
 
 def causes_of(error: BaseException) -> Iterator[BaseException]:
@@ -264,5 +264,5 @@ def causes_of(error: BaseException) -> Iterator[BaseException]:
 
 def status_of(error: BaseException) -> int | None:
     """The HTTP status in an error or in its causes."""
-    found = (getattr(getattr(one, "response", None), "status_code", None) for one in causes_of(error))
-    return next((status for status in found if isinstance(status, int)), None)
+    statuses = (getattr(getattr(cause, "response", None), "status_code", None) for cause in causes_of(error))
+    return next((status for status in statuses if isinstance(status, int)), None)

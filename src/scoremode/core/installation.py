@@ -54,11 +54,11 @@ def installed_versions(packages: Iterable[str]) -> dict[str, str]:
     """The versions of packages, without those that are not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
-    found = {}
+    versions = {}
     for package in dict.fromkeys(packages):
         with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            versions[package] = version(package)
+    return versions
 
 
 def _parse(text: str | None) -> _Origin | None:

@@ -41,10 +41,10 @@ def open_regular(path: Path) -> BufferedReader:
 def text_waits() -> bool:
     """Has standard input text that nobody has read? Nothing is waited for: an idle pipe has none, nor a terminal."""
     try:
-        found = os.fstat(0)
-        if S_ISREG(found.st_mode):
-            return found.st_size > os.lseek(0, 0, os.SEEK_CUR)
-        return (S_ISFIFO(found.st_mode) or S_ISSOCK(found.st_mode)) and any(fcntl.ioctl(0, FIONREAD, bytes(4)))
+        info = os.fstat(0)
+        if S_ISREG(info.st_mode):
+            return info.st_size > os.lseek(0, 0, os.SEEK_CUR)
+        return (S_ISFIFO(info.st_mode) or S_ISSOCK(info.st_mode)) and any(fcntl.ioctl(0, FIONREAD, bytes(4)))
     except OSError:
         return False
 
@@ -72,12 +72,12 @@ def numbered_lines(path: Path, *, kept: bool = False) -> Iterator[tuple[int, byt
             while line := file.readline(LONGEST_LINE + 1):
                 number += 1
                 if len(line) > LONGEST_LINE:
-                    what = f"{path} line {number} is longer than {LONGEST_LINE >> 20} MiB"
-                    raise CorpusError(what, fix="give rows of JSON, one on each line")
+                    message = f"{path} line {number} is longer than {LONGEST_LINE >> 20} MiB"
+                    raise CorpusError(message, fix="give rows of JSON, one on each line")
                 yield number, line
     except OSError as error:
-        what = f"{path} cannot be read ({error.strerror})"
-        raise CorpusError(what, fix="check the path and its permissions") from None
+        message = f"{path} cannot be read ({error.strerror})"
+        raise CorpusError(message, fix="check the path and its permissions") from None
 
 
 def read_text(file: BinaryIO, name: str, size: int = 0) -> bytearray:
@@ -92,11 +92,11 @@ def read_text(file: BinaryIO, name: str, size: int = 0) -> bytearray:
     return data
 
 
-def require_memory(what: str, needed: int, left: int | None) -> None:
+def require_memory(task: str, needed: int, left: int | None) -> None:
     """Raises CorpusError if something needs more bytes of memory than are left."""
     if left is not None and needed > left:
         raise CorpusError(
-            f"{what} needs about {megabytes(needed)} of memory, and {megabytes(left)} are free",
+            f"{task} needs about {megabytes(needed)} of memory, and {megabytes(left)} are free",
             fix="give a smaller file, fewer lines with --num-samples, or the text as many rows of a .jsonl file",
         )
 

@@ -26,12 +26,12 @@ def typed(function: F) -> F:
     """Checks every argument of a public function against its declared type, before the function begins."""
 
     @functools.wraps(function)
-    def checking(*arguments: Any, **named: Any) -> Any:
+    def checking(*arguments: Any, **keywords: Any) -> Any:
         signature, hints = declared(function)
         try:
-            bound = signature.bind(*arguments, **named)
+            bound = signature.bind(*arguments, **keywords)
         except TypeError:
-            return function(*arguments, **named)  # Python says what is missing, and of which function
+            return function(*arguments, **keywords)  # Python says what is missing, and of which function
         for name, value in bound.arguments.items():
             if signature.parameters[name].kind is Parameter.VAR_KEYWORD:
                 bound.arguments[name] = {key: checked(key, each, hints.get(key, Any)) for key, each in value.items()}
@@ -104,8 +104,8 @@ def _words(hint: Any) -> list[str]:
         return [SCALARS[kind][0] if kind in SCALARS else "a list"]
     if parameters := _parameters(kind):
         return [f"a function of {listed(parameters)}"]
-    named = "dictionary" if kind is Mapping or is_typeddict(kind) else kind.__name__.replace("nd", "")
-    return [f"an {named}" if named[0] in "aeiouAEIOU" else f"a {named}"]
+    noun = "dictionary" if kind is Mapping or is_typeddict(kind) else kind.__name__.replace("nd", "")
+    return [f"an {noun}" if noun[0] in "aeiouAEIOU" else f"a {noun}"]
 
 
 def _parameters(kind: Any) -> list[str]:
@@ -150,11 +150,11 @@ def _read_list(name: str, value: Any, kind: Any, inside: tuple[Any, ...]) -> Any
     _only(Collection if kind in (Collection, Iterable) else Sequence, items)
     kinds = {*map(type, items)}  # there may be millions
     if kinds == {inside[0]} and (inside[0] is not int or max(map(abs, items)) <= LARGEST):
-        found = list(items)
+        values = list(items)
     else:
         hints = inside if kind is tuple and ... not in inside else inside[:1] * len(items)
-        found = [checked(f"{name}[{i}]", each, hint) for i, (each, hint) in enumerate(zip(items, hints, strict=True))]
-    return tuple(found) if kind is tuple or isinstance(value, tuple) else found
+        values = [checked(f"{name}[{i}]", each, hint) for i, (each, hint) in enumerate(zip(items, hints, strict=True))]
+    return tuple(values) if kind is tuple or isinstance(value, tuple) else values
 
 
 def _only(kind: type, value: Any) -> Any:

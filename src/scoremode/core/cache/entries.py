@@ -100,13 +100,13 @@ def inspect_entry(kind: str, path: Path) -> Entry | None:
     # not the folder's own time, which a lock file changes
     telling = files.keys() & {MARKS[kind], *JOURNALS} or files.keys() - {LOCK}
     used = max((files[name].st_mtime for name in telling), default=info.st_mtime)
-    return Entry(kind, path, sum(found.st_size for found in files.values()), used)
+    return Entry(kind, path, sum(file.st_size for file in files.values()), used)
 
 
 def _is_ours(kind: str, path: Path, files: dict[str, os.stat_result]) -> bool:
     others = [name for name in files if not _is_our_file(kind, name)]
     may_have = 1 if kind == "files" else 0  # a copy has the name of its original
-    if len(others) > may_have or not all(stat.S_ISREG(found.st_mode) for found in files.values()):
+    if len(others) > may_have or not all(stat.S_ISREG(file.st_mode) for file in files.values()):
         return False
     if LEFTOVER.fullmatch(path.name):
         return True
@@ -116,8 +116,8 @@ def _is_ours(kind: str, path: Path, files: dict[str, os.stat_result]) -> bool:
 
 
 def _is_our_file(kind: str, name: str) -> bool:
-    known = name in OUR_FILES or folders.is_reference_file(name) or OUR_PATTERN.fullmatch(name) is not None
-    return known or (kind == "models" and OF_MODELS.fullmatch(name) is not None)
+    is_ours = name in OUR_FILES or folders.is_reference_file(name) or OUR_PATTERN.fullmatch(name) is not None
+    return is_ours or (kind == "models" and OF_MODELS.fullmatch(name) is not None)
 
 
 def _has_mark(kind: str, path: Path) -> bool:
@@ -129,13 +129,13 @@ def _has_mark(kind: str, path: Path) -> bool:
 
 def _files(folder: Path) -> dict[str, os.stat_result]:
     """Every file and link in a folder, by relative name; links are not followed."""
-    found = {}
+    files = {}
     for here, inside, names in os.walk(folder):
         for path in (os.path.join(here, name) for name in (*names, *inside)):
             info = os.lstat(path)
             if not stat.S_ISDIR(info.st_mode):
-                found[os.path.relpath(path, folder)] = info
-    return found
+                files[os.path.relpath(path, folder)] = info
+    return files
 
 
 # ── in use ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -147,8 +147,8 @@ def mark_of(folder: Path) -> Path:
 def is_cached(folder: Path) -> bool:
     """Is this an entry of the cache? A folder that a user created there is not."""
     kind = folder.parent
-    named = DIGEST.fullmatch(folder.name) is not None or kind.name == "models"
-    return named and kind.name in KINDS and os.path.abspath(kind.parent) == os.path.abspath(cache_folder())
+    is_named = DIGEST.fullmatch(folder.name) is not None or kind.name == "models"
+    return is_named and kind.name in KINDS and os.path.abspath(kind.parent) == os.path.abspath(cache_folder())
 
 
 def mark_used(folder: Path) -> None:
@@ -183,10 +183,10 @@ class Outcome:
 
 
 def evict(
-    found: Iterable[Entry], *, older_than: float | None = None, larger_than: int | None = None, dry_run: bool = False
+    entries: Iterable[Entry], *, older_than: float | None = None, larger_than: int | None = None, dry_run: bool = False
 ) -> Outcome:
     """Remove entries not used for ``older_than`` seconds, then the least recently used beyond ``larger_than`` bytes."""
-    waiting, now = sorted(found, key=lambda entry: entry.used), time.time()
+    waiting, now = sorted(entries, key=lambda entry: entry.used), time.time()
     outcome = Outcome(left=sum(entry.size for entry in waiting))
     for entry in waiting:
         old = older_than is not None and max(0.0, now - entry.used) >= older_than
@@ -241,23 +241,23 @@ def drop_entry(folder: Path) -> None:
 # ── the limit ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def cache_limit() -> int | None:
     """The most bytes of entries of the kinds in LIMITED: ``$SCOREMODE_CACHE_LIMIT``; None: no limit."""
-    given = os.environ.get("SCOREMODE_CACHE_LIMIT", "").strip()
-    if not given:
+    text = os.environ.get("SCOREMODE_CACHE_LIMIT", "").strip()
+    if not text:
         return DEFAULT_LIMIT
     try:
-        return None if given.lower() == "none" else parse_size(given) or None
+        return None if text.lower() == "none" else parse_size(text) or None
     except ValueError as error:
         raise OptionError(f"SCOREMODE_CACHE_LIMIT: {error}", fix="or none, for no limit") from None
 
 
-def make_room(kept: Path) -> None:
-    """Remove the least recently used entries if all but ``kept``, which is the newest, exceed the limit."""
+def make_room(folder: Path) -> None:
+    """Remove the least recently used entries if all but ``folder``, which is the newest, exceed the limit."""
     limit = cache_limit()
-    if limit is None or not is_cached(kept):
+    if limit is None or not is_cached(folder):
         return
     with suppress(OSError, RunError):  # a failed removal must not fail the run
         root = cache_folder()
-        others = [entry for entry in entries(root, LIMITED) if entry.path != root / kept.parent.name / kept.name]
+        others = [entry for entry in entries(root, LIMITED) if entry.path != root / folder.parent.name / folder.name]
         if sum(entry.size for entry in others) <= limit:
             return
         gone = evict(others, larger_than=int(limit * FILLED_AFTER_REMOVAL))

@@ -20,13 +20,13 @@ def parse_size(text: str) -> int:
     >>> parse_size("10GB"), parse_size("1.5 MiB"), parse_size("0")
     (10000000000, 1572864, 0)
     """
-    found = NUMBER_AND_UNIT.fullmatch(text)
-    if found and float(found[1]) == 0 and not found[2]:
+    match = NUMBER_AND_UNIT.fullmatch(text)
+    if match and float(match[1]) == 0 and not match[2]:
         return 0
-    factor = {**DECIMAL, **BINARY}.get(found[2].upper()) if found else None
-    if found is None or factor is None:
+    factor = {**DECIMAL, **BINARY}.get(match[2].upper()) if match else None
+    if match is None or factor is None:
         raise ValueError(f"'{shortened(text)}' is not a size, as in 500MB, 10GB or 1.5TB")
-    return round(float(found[1]) * factor)
+    return round(float(match[1]) * factor)
 
 
 def parse_age(text: str) -> float:
@@ -35,10 +35,10 @@ def parse_age(text: str) -> float:
     >>> parse_age("12h"), parse_age("30d")
     (43200.0, 2592000.0)
     """
-    found = NUMBER_AND_UNIT.fullmatch(text)
-    if found is None or found[2] not in SECONDS:
+    match = NUMBER_AND_UNIT.fullmatch(text)
+    if match is None or match[2] not in SECONDS:
         raise ValueError(f"'{shortened(text)}' is not an age, as in 12h (hours), 30d (days) or 4w (weeks)")
-    return float(found[1]) * SECONDS[found[2]]
+    return float(match[1]) * SECONDS[match[2]]
 
 
 def size_words(size: float) -> str:
@@ -83,5 +83,5 @@ def counts_in_words(counts: dict[str, int]) -> str:
     >>> counts_in_words({"references": 1, "runs": 12}), counts_in_words({})
     ('1 reference and 12 runs', 'nothing')
     """
-    words = [f"{n:,} {name.removesuffix('s') if n == 1 else name}" for name, n in counts.items() if n]
-    return listed(words) or "nothing"
+    phrases = [f"{n:,} {name.removesuffix('s') if n == 1 else name}" for name, n in counts.items() if n]
+    return listed(phrases) or "nothing"

@@ -48,9 +48,9 @@ def written_atomically(path: Path) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         with suppress(OSError):  # there may be no file to replace, or the file system has no modes
-            found = path.stat()
-            if S_ISREG(found.st_mode):
-                temporary.chmod(S_IMODE(found.st_mode) & 0o777)
+            info = path.stat()
+            if S_ISREG(info.st_mode):
+                temporary.chmod(S_IMODE(info.st_mode) & 0o777)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -100,13 +100,13 @@ def remembered_sha256(path: Path) -> str:
     entry = _read_memo(memo).get(name)
     if entry is not None and entry.stamp == stamp:
         return entry.sha256
-    found = file_sha256(path)
+    sha256 = file_sha256(path)
     settled = abs(time.time() - path.stat().st_ctime) > SETTLED  # else another change could leave the same times
     if settled and _stamp(path) == stamp:
         with suppress(OSError, ValueError):  # without a writable cache the file is hashed again next time
             memo.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(memo, msgspec.json.encode({**_read_memo(memo), name: _Hashed(stamp, found)}))
-    return found
+            write_atomically(memo, msgspec.json.encode({**_read_memo(memo), name: _Hashed(stamp, sha256)}))
+    return sha256
 
 
 def _stamp(path: Path) -> str:

@@ -77,7 +77,7 @@ def give_another(folder: Path) -> str:
 Mark = Callable[[Path], bool]
 
 
-def own_files(folder: Path, what: str, marks: Mapping[str, Mark]) -> set[str]:
+def own_files(folder: Path, kind: str, marks: Mapping[str, Mark]) -> set[str]:
     """Returns the names of the files in a folder. Raises RunError if scoremode did not make those with our names.
 
     ``marks`` says for each of our names how the content is recognized: no file vouches for another. Other names beside
@@ -87,16 +87,16 @@ def own_files(folder: Path, what: str, marks: Mapping[str, Mark]) -> set[str]:
         present = {p.name for p in folder.iterdir() if not p.name.startswith(".")} if folder.exists() else set()
         plain = [name for name in present & marks.keys() if (folder / name).is_file()]
         # one without content may be replaced, whoever made it
-        own = {name for name in plain if not (folder / name).stat().st_size or marks[name](folder / name)}
+        our_files = {name for name in plain if not (folder / name).stat().st_size or marks[name](folder / name)}
     except OSError as error:
         raise RunError(f"{folder} cannot be read ({error.strerror})", fix=give_another(folder)) from None
-    foreign = (present & marks.keys() if own else present) - own
+    foreign = (present & marks.keys() if our_files else present) - our_files
     if foreign:
         name = min(foreign, key=lambda name: (name in marks, name))
         damaged = ", or which is damaged" if name in marks else ""
         remove = f"remove that file, or {give_another(folder)}" if damaged else "give a new or empty folder to --out"
-        what = f"{folder} is not {what}: it contains {harmless(name)}, which scoremode did not make{damaged}"
-        raise RunError(what, fix=remove)
+        message = f"{folder} is not {kind}: it contains {harmless(name)}, which scoremode did not make{damaged}"
+        raise RunError(message, fix=remove)
     return present
 
 

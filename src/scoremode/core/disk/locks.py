@@ -124,14 +124,14 @@ def open_locked(path: Path, *, shared: bool) -> int | None:
 def share_until_exit(path: Path) -> None:
     """Locks an existing file as a reader until this process ends; does nothing if it cannot be locked."""
     with suppress(OSError):
-        found = path.stat()
-        if (found.st_dev, found.st_ino) not in _shared and (file := open_locked(path, shared=True)) is not None:
-            _shared[found.st_dev, found.st_ino] = file
+        info = path.stat()
+        if (info.st_dev, info.st_ino) not in _shared and (file := open_locked(path, shared=True)) is not None:
+            _shared[info.st_dev, info.st_ino] = file
 
 
 def end_sharing(path: Path) -> None:
     """Gives up the lock of ``share_until_exit``; does nothing if it is not held."""
     with suppress(OSError):
-        found = path.stat()
-        if (file := _shared.pop((found.st_dev, found.st_ino), None)) is not None:
+        info = path.stat()
+        if (file := _shared.pop((info.st_dev, info.st_ino), None)) is not None:
             os.close(file)

@@ -57,12 +57,12 @@ def is_manifest(path: Path, form: type[msgspec.Struct]) -> bool:
         return False
 
 
-def has_form(found: Any, form: type[msgspec.Struct]) -> bool:
+def has_form(manifest: Any, form: type[msgspec.Struct]) -> bool:
     """Is this an object with an identity and all fields of the form, either many of them or with a valid seal?"""
-    if not isinstance(found, dict) or not isinstance(found.get("identity"), dict):
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("identity"), dict):
         return False
     needed = {field.encode_name for field in msgspec.structs.fields(form) if field.required}
-    return found.keys() >= needed and (len(needed) >= MANY_FIELDS or is_sealed(found))
+    return manifest.keys() >= needed and (len(needed) >= MANY_FIELDS or is_sealed(manifest))
 
 
 def _digest(manifest: Mapping[str, Any], separators: tuple[str, str] = (",", ":")) -> str:
@@ -83,15 +83,15 @@ def sealed_text(text: str, about: Iterable[str], comment: tuple[str, str]) -> st
 
 def about_sealed_text(data: bytes) -> frozenset[str] | None:
     """What a sealed text is about; None if this is none, or if it was changed."""
-    found = LAST_LINE.search(data)
-    if found is None or hashlib.sha256(data[: found.start(2)]).hexdigest().encode() != found[2]:
+    match = LAST_LINE.search(data)
+    if match is None or hashlib.sha256(data[: match.start(2)]).hexdigest().encode() != match[2]:
         return None
-    return frozenset(found[1].decode().split())
+    return frozenset(match[1].decode().split())
 
 
-def differing_fields(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+def differing_fields(left: Mapping[str, Any], right: Mapping[str, Any]) -> str:
     """Returns the names of the fields in which two manifests or identities differ, as text; empty if they are equal."""
-    return harmless(", ".join(sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))))
+    return harmless(", ".join(sorted(name for name in left.keys() | right.keys() if left.get(name) != right.get(name))))
 
 
 def unusable_field(manifest: Mapping[str, Any], form: type[msgspec.Struct]) -> str | None:
@@ -105,27 +105,27 @@ def unusable_field(manifest: Mapping[str, Any], form: type[msgspec.Struct]) -> s
     try:
         msgspec.convert(manifest, form)
     except msgspec.ValidationError as wrong:
-        found = FIELD_AT.search(str(wrong)) or MISSING_FIELD.search(str(wrong))
-        return found[1] if found else "fields"
+        match = FIELD_AT.search(str(wrong)) or MISSING_FIELD.search(str(wrong))
+        return match[1] if match else "fields"
     return None
 
 
 def read_sealed(path: Path, form: type[msgspec.Struct], *, format: int, fix: str) -> dict[str, Any]:
     """Returns a manifest of this form; RunError if it cannot be read, has another format, was changed or is damaged."""
     try:
-        found = read_object(path)
+        manifest = read_object(path)
     except ValueError as error:
         raise RunError(f"{path} is damaged ({harmless(str(error))})", fix=fix) from None
     except OSError as error:
         raise RunError(f"{path} cannot be read ({error.strerror})", fix=fix) from None
-    known = found.get("format")
-    if type(known) is int and known != format:
-        raise RunError(f"{path} was written in format {known}, this scoremode reads {format}", fix=fix)
-    if not is_sealed(found):
+    stored_format = manifest.get("format")
+    if type(stored_format) is int and stored_format != format:
+        raise RunError(f"{path} was written in format {stored_format}, this scoremode reads {format}", fix=fix)
+    if not is_sealed(manifest):
         raise RunError(f"{path} was changed after it was written", fix=fix)
-    if wrong := unusable_field(found, form):
+    if wrong := unusable_field(manifest, form):
         raise RunError(f"{path} is damaged (no usable {harmless(wrong)})", fix=fix)
-    return found
+    return manifest
 
 
 def write_sealed(path: Path, content: Mapping[str, Any], form: type[msgspec.Struct]) -> dict[str, Any]:
@@ -173,11 +173,11 @@ def command_without_secrets(words: Sequence[str]) -> list[str]:
     >>> command_without_secrets(["--engine-arg", "hf_token=hf_x", "--engine-arg=seed=1", "--token", "hf_y"])
     ['--engine-arg', 'hf_token=(not kept)', '--engine-arg=seed=1', '--token', '(not kept)']
     """
-    found, hides_next = [], False
+    shown_words, hides_next = [], False
     for word in words:
-        found.append(HIDDEN if hides_next else _hidden_word(word))
+        shown_words.append(HIDDEN if hides_next else _hidden_word(word))
         hides_next = word.startswith("--") and "=" not in word and is_secret(word)
-    return found
+    return shown_words
 
 
 def _hidden_word(word: str) -> str:

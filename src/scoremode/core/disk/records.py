@@ -47,11 +47,11 @@ class RecordFile:
         self._seed = zlib.crc32(line)
         self._file = path.open("a+b", buffering=0)
         try:
-            found = os.pread(self._file.fileno(), len(line), 0)
-            if found != line:
-                if found and not line.startswith(found):
-                    what = f"{path} belongs to another computation, or to another version of scoremode"
-                    raise RunError(what, fix="give another --out, or --fresh to begin again")
+            beginning = os.pread(self._file.fileno(), len(line), 0)
+            if beginning != line:
+                if beginning and not line.startswith(beginning):
+                    message = f"{path} belongs to another computation, or to another version of scoremode"
+                    raise RunError(message, fix="give another --out, or --fresh to begin again")
                 self._file.truncate(0)
                 self._write(line)
         except BaseException:
@@ -62,8 +62,8 @@ class RecordFile:
     def replay(self) -> Iterator[tuple[int, int, bytes]]:
         """Yields each complete record in order as (number, offset, body), then truncates the file after the last."""
         self.end = self._start
-        while (found := self._read(self.end)) is not None:
-            number, body = found
+        while (record := self._read(self.end)) is not None:
+            number, body = record
             at, self.end = self.end, self.end + HEAD.size + len(body)
             yield number, at, body
         # a kill leaves nothing after an incomplete record
@@ -82,10 +82,10 @@ class RecordFile:
 
     def body(self, at: int, number: int) -> bytes:
         """Returns the body of the record at an offset from ``replay`` or ``append``. Raises RunError if it changed."""
-        found = self._read(at)
-        if found is None or found[0] != number:
+        record = self._read(at)
+        if record is None or record[0] != number:
             raise RunError(f"{self.path} was changed while it was in use", fix="run the same command again to resume")
-        return found[1]
+        return record[1]
 
     def close(self) -> None:
         self._file.close()
@@ -102,10 +102,10 @@ class RecordFile:
         return (number, body) if whole else None
 
     def _checksum(self, number: int, length: int, parts: Sequence[Buffer]) -> int:
-        found = zlib.crc32(struct.pack("<QI", number, length), self._seed)
+        checksum = zlib.crc32(struct.pack("<QI", number, length), self._seed)
         for part in parts:
-            found = zlib.crc32(part, found)
-        return found
+            checksum = zlib.crc32(part, checksum)
+        return checksum
 
     def _write(self, *parts: Buffer) -> None:
         if os.writev(self._file.fileno(), parts) != sum(memoryview(part).nbytes for part in parts):
@@ -128,10 +128,10 @@ def is_record_file(path: Path, header: Mapping[str, Any]) -> bool:
     if not end:
         return line.startswith(beginning) or beginning.startswith(line)
     try:
-        found = parse(line)
+        fields = parse(line)
     except ValueError:
         return False
-    is_header = isinstance(found, dict) and isinstance(found.get("identity"), dict) and found.keys() >= header.keys()
+    is_header = isinstance(fields, dict) and isinstance(fields.get("identity"), dict) and fields.keys() >= header.keys()
     # after a power cut, the end of a file may be zeros
     return is_header and (rest.startswith((MAGIC, b"\0")) or MAGIC.startswith(rest))
 

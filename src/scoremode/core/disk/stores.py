@@ -44,25 +44,25 @@ class Store:
 
 def store_of(place: RemotePath) -> Store:
     """What reads and writes a place; InputError if that part of scoremode is not installed."""
-    found = extensions.offered("store")
-    if not found:
+    stores = extensions.offered("store")
+    if not stores:
         raise InputError(
             f"{place} cannot be used: this installation of scoremode has no part for URIs",
             fix="give a file or folder of this machine",
         )
-    store: Store = found[0]
+    store: Store = stores[0]
     return store
 
 
-def is_there(given: str | os.PathLike[str] | RemotePath, name: str) -> bool:
+def is_there(location: str | os.PathLike[str] | RemotePath, name: str) -> bool:
     """Does a folder, here or behind a URI, contain a file of that name?"""
-    where = stored_at(given)
+    where = stored_at(location)
     if isinstance(where, RemotePath):
         return store_of(where).has_file(where / name)
     return (where / name).is_file()
 
 
-def local_file(given: str | os.PathLike[str]) -> Path:
+def local_file(location: str | os.PathLike[str]) -> Path:
     """The file that a path or a URI names, or its copy."""
-    where = located(given)
+    where = located(location)
     return store_of(where).copy_of_file(where) if isinstance(where, RemotePath) else where

@@ -68,13 +68,13 @@ class RemotePath:
         return self.path.partition("/")[0]
 
 
-def is_uri(given: object) -> bool:
+def is_uri(text: object) -> bool:
     """Is this text a URI, and not a path?
 
     >>> [is_uri(text) for text in ("s3://bucket/key", "runs/base", "table:uniform", "wikitext2:wiki.test.raw")]
     [True, False, False, False]
     """
-    return isinstance(given, str) and URI.match(given) is not None
+    return isinstance(text, str) and URI.match(text) is not None
 
 
 def refuse_broken_uri(text: str) -> None:
@@ -86,23 +86,23 @@ def refuse_broken_uri(text: str) -> None:
         )
 
 
-def may_be_stored(given: object) -> bool:
+def may_be_stored(location: object) -> bool:
     """Can a run be stored at this URI? Not at an http address, which may be the name of a model."""
-    if isinstance(given, RemotePath):
+    if isinstance(location, RemotePath):
         return True
-    found = URI.match(given) if isinstance(given, str) else None
-    return found is not None and found[1].lower() not in SERVERS
+    match = URI.match(location) if isinstance(location, str) else None
+    return match is not None and match[1].lower() not in SERVERS
 
 
-def located(given: str | os.PathLike[str] | RemotePath) -> Path | RemotePath:
+def located(location: str | os.PathLike[str] | RemotePath) -> Path | RemotePath:
     """Returns the location that a text names: a path of this machine, or a place behind a URI.
 
     >>> located("runs/base"), located("file:///runs/base")
     (PosixPath('runs/base'), PosixPath('/runs/base'))
     """
-    if isinstance(given, RemotePath):
-        return given
-    text = os.fspath(given)
+    if isinstance(location, RemotePath):
+        return location
+    text = os.fspath(location)
     refuse_broken_uri(text)
     if not is_uri(text):
         return user_path(text)
@@ -114,22 +114,22 @@ def located(given: str | os.PathLike[str] | RemotePath) -> Path | RemotePath:
     return Path("/" + path)
 
 
-def stored_at(given: str | os.PathLike[str] | RemotePath) -> Path | RemotePath:
+def stored_at(location: str | os.PathLike[str] | RemotePath) -> Path | RemotePath:
     """Returns the location of a run or a reference. An http address is not one, but may be the name of a model."""
-    return located(given) if not isinstance(given, str) or may_be_stored(given) else Path(given)
+    return located(location) if not isinstance(location, str) or may_be_stored(location) else Path(location)
 
 
-def shown(given: str) -> str:
+def shown(uri: str) -> str:
     """Returns a URI in printable form. For an invalid URI, returns only its scheme, because it may contain secrets."""
     try:
-        return str(located(given))
+        return str(located(uri))
     except InputError:
-        return f"a {given.partition('://')[0]}:// URI"
+        return f"a {uri.partition('://')[0]}:// URI"
 
 
-def name_in(given: str) -> str:
+def name_in(location: str) -> str:
     """Returns the name of a folder, a file or a model: the last part of its path or URI."""
-    return parse(given).name if may_be_stored(given) and not given.startswith("file:") else Path(given).name
+    return parse(location).name if may_be_stored(location) and not location.startswith("file:") else Path(location).name
 
 
 def parse(text: str) -> RemotePath:
@@ -144,25 +144,25 @@ def parse(text: str) -> RemotePath:
         raise InputError(f"{scheme}://{rest} has characters that no name can have", fix="check the URI")
     path = rest.strip("/") if scheme == "memory" or not rest.startswith("/") else ""
     if not path:
-        what, example = ("bucket", "BUCKET/FOLDER") if scheme in KNOWN_SETTINGS else ("file or folder", "PATH")
-        raise InputError(f"{scheme}://{rest} names no {what}", fix=f"as in {scheme}://{example}")
+        noun, example = ("bucket", "BUCKET/FOLDER") if scheme in KNOWN_SETTINGS else ("file or folder", "PATH")
+        raise InputError(f"{scheme}://{rest} names no {noun}", fix=f"as in {scheme}://{example}")
     if any(part in ("", ".", "..") for part in path.split("/")):
         raise InputError(f"{scheme}://{path} has an empty part, or . or ..", fix="give the whole name")
     return RemotePath(scheme, path, settings)
 
 
 def _split_settings(scheme: str, rest: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-    known = KNOWN_SETTINGS.get(scheme, ())
-    if rest.rpartition("?")[2] in known:
+    names = KNOWN_SETTINGS.get(scheme, ())
+    if rest.rpartition("?")[2] in names:
         rest += "="  # refused below as a setting without a value
-    found = SETTINGS.fullmatch(rest)
-    if found is None:
+    match = SETTINGS.fullmatch(rest)
+    if match is None:
         return rest, ()
     settings: list[tuple[str, str]] = []
-    for pair in found[2].split("&"):
+    for pair in match[2].split("&"):
         name, _, value = pair.partition("=")
-        if name not in known:  # its value may be a secret, so it is not repeated
-            allowed = f"{scheme}:// takes {', '.join(known)}; " if known else ""
+        if name not in names:  # its value may be a secret, so it is not repeated
+            allowed = f"{scheme}:// takes {', '.join(names)}; " if names else ""
             raise InputError(f"a {scheme}:// URI has the setting '{harmless(name)[:40]}'", fix=allowed + CREDENTIALS)
         pattern, example = VALUES[name]
         if not re.fullmatch(pattern, value):  # the value may be a secret here, too
@@ -170,4 +170,4 @@ def _split_settings(scheme: str, rest: str) -> tuple[str, tuple[tuple[str, str],
         if name in dict(settings):
             raise InputError(f"a {scheme}:// URI has the setting '{name}' twice", fix="give it once")
         settings.append((name, value))
-    return found[1], tuple(sorted(settings))
+    return match[1], tuple(sorted(settings))

@@ -67,11 +67,11 @@ def resolve(name: str, *, revision: str | None = None, token: str | None = None)
         fix = "give the folder of a Hugging Face checkpoint; a text is given with --corpus"
         raise ModelError(f"{name} is a file", fix=fix)
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        known = (EMBEDDED, "table:uniform", "table:successor")
-        if name in known:
+        built_in_names = (EMBEDDED, "table:uniform", "table:successor")
+        if name in built_in_names:
             raise ModelError(f"{name} is a model of the table engine and has no weights", fix="give a checkpoint")
         on_hub = "names on the Hugging Face hub are OWNER/NAME, as in openai-community/gpt2"
-        fix = did_you_mean(name, known, on_hub) if "/" not in name else "check the path"
+        fix = did_you_mean(name, built_in_names, on_hub) if "/" not in name else "check the path"
         raise ModelError(f"there is no model or folder '{name}'", fix=fix)
     return hub_config(name, revision, token, ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py"))
 
@@ -85,19 +85,19 @@ def hub_config(name: str, revision: str | None = None, token: str | None = None,
 
     from scoremode.core.hub import explain_hub_error, offline_if_unreachable, quiet
 
-    its: dict[str, Any] = {"revision": revision, "token": token}
+    options: dict[str, Any] = {"revision": revision, "token": token}
     try:  # the client tries again for minutes if the hub cannot be reached
         with offline_if_unreachable(), quiet():
-            config = Path(hf_hub_download(name, "config.json", **its))
-            return Path(snapshot_download(name, allow_patterns=[*more], **its)) if more else config.parent
+            config = Path(hf_hub_download(name, "config.json", **options))
+            return Path(snapshot_download(name, allow_patterns=[*more], **options)) if more else config.parent
     except errors.RemoteEntryNotFoundError:
         models = [model for reader in extensions.offered("model-names") for model in reader.models_in(name)]
         fix = f"give a checkpoint{' or a GGUF model: ' if models else ''}{few(models)}"
         raise ModelError(f"{name} on the Hugging Face hub has no config.json", fix=fix) from None
     except Exception as error:
         reason, fix = explain_hub_error(error)
-        what = f"model {name} could not be fetched from the Hugging Face hub: {reason}"
-        raise ModelError(what, fix=fix) from None
+        message = f"model {name} could not be fetched from the Hugging Face hub: {reason}"
+        raise ModelError(message, fix=fix) from None
 
 
 def inspect(name: str, *, revision: str | None = None, token: str | None = None) -> ModelFacts:
@@ -146,19 +146,19 @@ def weight_files(path: Path) -> tuple[list[Path], list[Path]]:
     present = sorted(path.glob("*.safetensors"))
     if not present:
         pickled = any(path.glob("*.bin"))
-        what = "only pickled weights (.bin), which scoremode does not open" if pickled else "no weights"
-        raise ModelError(f"the model folder {path} contains {what}", fix="give a folder with .safetensors files")
+        content = "only pickled weights (.bin), which scoremode does not open" if pickled else "no weights"
+        raise ModelError(f"the model folder {path} contains {content}", fix="give a folder with .safetensors files")
     names = {p.name for p in present}
-    named = _names_in_index(path / INDEX) if (path / INDEX).is_file() else None
-    if named is None:
+    index_names = _names_in_index(path / INDEX) if (path / INDEX).is_file() else None
+    if index_names is None:
         twice = SINGLE in names
         weights = [p for p in present if not (twice and _in_mistrals_format(p))]
     else:
-        if missing := sorted(named - names):
+        if missing := sorted(index_names - names):
             raise ModelError(f"{path} lacks {missing[0]}, which its index names", fix="download the model again")
-        if SINGLE in names - named:  # some loaders would read it, others the files of the index
+        if SINGLE in names - index_names:  # some loaders would read it, others the files of the index
             raise ModelError(f"{path} contains {SINGLE} and an index of other files", fix="remove one of the two")
-        weights = [p for p in present if p.name in named]
+        weights = [p for p in present if p.name in index_names]
     return weights, [p for p in present if p not in weights]
 
 
@@ -169,9 +169,9 @@ def _in_mistrals_format(path: Path) -> bool:
 
 def _names_in_index(path: Path) -> set[str]:
     try:
-        named = read_object(path)["weight_map"].values()
-        if named and all(isinstance(n, str) and n.endswith(".safetensors") and Path(n).name == n for n in named):
-            return set(named)
+        names = read_object(path)["weight_map"].values()
+        if names and all(isinstance(n, str) and n.endswith(".safetensors") and Path(n).name == n for n in names):
+            return set(names)
     except (ValueError, KeyError, AttributeError):
         pass
     raise ModelError(f"{path} is damaged: it names no files", fix="download the model again") from None
@@ -183,8 +183,8 @@ def _fingerprint(path: Path, revision: str | None, weights: list[Path]) -> tuple
     A revision on the hub identifies its files. Code files are hashed anyway, because they may have been edited locally.
     """
     suffixes = (".py",) if revision else FINGERPRINTED
-    kept = [p for p in path.iterdir() if p.is_file() and p.suffix in suffixes]
-    files = {p.name: remembered_sha256(p) for p in sorted(kept + ([] if revision else weights))}
+    paths = [p for p in path.iterdir() if p.is_file() and p.suffix in suffixes]
+    files = {p.name: remembered_sha256(p) for p in sorted(paths + ([] if revision else weights))}
     content = json.dumps({k: v for k, v in files.items() if k != "scoremode.json"}, sort_keys=True)
     identity = content if revision is None else f"{revision}{content}" if files else revision
     return files, hashlib.sha256(identity.encode()).hexdigest()
@@ -206,9 +206,9 @@ def _first_int(config: Mapping[str, Any], *names: str) -> int | None:
 
 def _emulated_bits(config: dict[str, Any]) -> float | None:
     """The config's ``bits_per_weight``, if it has one: an emulated quantization states the bits it stands for."""
-    said = config.get("bits_per_weight")
-    if isinstance(said, int | float) and not isinstance(said, bool) and 0 < said <= 64:
-        return float(said)
+    bits = config.get("bits_per_weight")
+    if isinstance(bits, int | float) and not isinstance(bits, bool) and 0 < bits <= 64:
+        return float(bits)
     return None
 
 
@@ -240,9 +240,9 @@ def layers_of_text(tensors: Iterable[str]) -> int | None:
     """Number of layers of the language model that have weights; None if the names do not show it."""
     counts: dict[str, int] = {}
     for tensor in tensors:
-        found = LAYER.match(tensor)
-        if found and not BESIDE.search(found[1].lower()):
-            counts[found[1]] = max(counts.get(found[1], 0), int(found[2]) + 1)
+        match = LAYER.match(tensor)
+        if match and not BESIDE.search(match[1].lower()):
+            counts[match[1]] = max(counts.get(match[1], 0), int(match[2]) + 1)
     return max(counts.values(), default=None)
 
 

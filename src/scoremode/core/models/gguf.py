@@ -71,9 +71,9 @@ class GgufFacts:
     @property
     def quantization(self) -> str:
         """The quantization that the file states, such as Q4_K_M; else the type of most weights."""
-        types, said = gguf_constants().LlamaFileType, self.values.get("general.file_type")
-        if isinstance(said, int) and said in iter(types):
-            return str(types(said).name).removeprefix("MOSTLY_").removeprefix("ALL_")
+        types, file_type = gguf_constants().LlamaFileType, self.values.get("general.file_type")
+        if isinstance(file_type, int) and file_type in iter(types):
+            return str(types(file_type).name).removeprefix("MOSTLY_").removeprefix("ALL_")
         return next(iter(self.types), "unknown")
 
     @property
@@ -96,9 +96,9 @@ def gguf_constants() -> ModuleType:
     if package is None:
         raise ModuleNotFoundError("No module named 'gguf'", name="gguf")
     loader = SourceFileLoader("gguf_constants", str(Path(package.origin or "").with_name("constants.py")))
-    found = ModuleType(loader.name)
-    loader.exec_module(found)
-    return found
+    module = ModuleType(loader.name)
+    loader.exec_module(module)
+    return module
 
 
 def find_files(name: str) -> tuple[Path, ...]:
@@ -146,12 +146,12 @@ def read_gguf(name: str) -> GgufFacts:
     files = find_files(name)
     headers = [_read_header(path) for path in files]
     values, vocabulary, _ = headers[0]
-    said = values.get("split.tensors.count")
-    tensors = tuple(tensor for _, _, found in headers for tensor in found)
+    total = values.get("split.tensors.count")
+    tensors = tuple(tensor for _, _, header_tensors in headers for tensor in header_tensors)
     if len({tensor.name for tensor in tensors}) < len(tensors):
         raise ModelError(f"{files[0]} names a tensor twice", fix="download it again")
-    if len(files) > 1 and isinstance(said, int) and said != len(tensors):
-        raise ModelError(f"the parts of {files[0]} have {len(tensors)} tensors of {said}", fix="download them again")
+    if len(files) > 1 and isinstance(total, int) and total != len(tensors):
+        raise ModelError(f"the parts of {files[0]} have {len(tensors)} tensors of {total}", fix="download them again")
     if not tensors:
         raise ModelError(f"{files[0]} contains no weights", fix="give the file of a whole model")
     return GgufFacts(files, values, tensors, vocabulary)
@@ -167,8 +167,8 @@ def _read_header(path: Path) -> Header:
             with mmap.mmap(file.fileno(), min(size, LARGEST), access=mmap.ACCESS_READ) as content:
                 return _Reader(content, size, path).header()
     except (struct.error, ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError) as error:
-        what = "it ends early" if isinstance(error, struct.error) else str(error)
-        reason = f" ({what})" if what else ""
+        detail = "it ends early" if isinstance(error, struct.error) else str(error)
+        reason = f" ({detail})" if detail else ""
         raise ModelError(f"{path} is not a whole GGUF file{reason}", fix="download it again") from None
 
 
@@ -199,15 +199,15 @@ class _Reader:
         return values, vocabulary, list(self.tensors(tensors, values.get("general.alignment", ALIGNMENT)))
 
     def number(self, kind: str) -> Any:
-        (found,) = struct.unpack_from(f"<{kind}", self.content, self.at)
+        (number,) = struct.unpack_from(f"<{kind}", self.content, self.at)
         self.at += struct.calcsize(f"<{kind}")
-        return found
+        return number
 
     def length(self, most: int) -> int:
-        found: int = self.number("Q")
-        if found > most:
+        length: int = self.number("Q")
+        if length > most:
             raise ValueError("a length is larger than the file")
-        return found
+        return length
 
     def text(self) -> str:
         length = self.length(min(LONGEST_TEXT, len(self.content) - self.at))
@@ -256,11 +256,11 @@ class _Reader:
             kind, offset = self.number("I"), self.number("Q")
             if kind not in iter(constants.GGMLQuantizationType):
                 raise ValueError(f"tensor {name} has type {kind}, which this version of the gguf package does not know")
-            known = constants.GGMLQuantizationType(kind)
-            block, stored = constants.GGML_QUANT_SIZES[known]
+            quantization_type = constants.GGMLQuantizationType(kind)
+            block, stored = constants.GGML_QUANT_SIZES[quantization_type]
             if weights % block or weights >> 60:
                 raise ValueError(f"the size of tensor {name} is not possible")
-            entries.append((name, known.name, shape, weights, weights // block * stored, offset))
+            entries.append((name, quantization_type.name, shape, weights, weights // block * stored, offset))
         begin = -(-self.at // alignment) * alignment
         if begin % ALIGNMENT:  # llama.cpp would end the process
             raise ValueError(f"its weights begin at byte {begin}, which {ALIGNMENT} does not divide")

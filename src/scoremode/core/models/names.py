@@ -38,5 +38,5 @@ def reader_of(name: str) -> ModelNames | None:
     """What reads a name; None if it is a path, or the name of a checkpoint."""
     if user_path(name).exists():
         return None
-    found: ModelNames | None = next((one for one in extensions.offered("model-names") if one.claims(name)), None)
-    return found
+    reader: ModelNames | None = next((names for names in extensions.offered("model-names") if names.claims(name)), None)
+    return reader

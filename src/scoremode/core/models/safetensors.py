@@ -59,12 +59,12 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
                 raise ValueError(f"its header is larger than {LARGEST >> 20} MiB")
         with safe_open(path, framework="np") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
-            found = {n: StoredTensor(path, n, s.get_dtype(), tuple(s.get_shape())) for n, s in slices.items()}
+            tensors = {n: StoredTensor(path, n, s.get_dtype(), tuple(s.get_shape())) for n, s in slices.items()}
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(f"{path} is not a whole safetensors file ({error})", fix="download it again") from None
-    if unknown := {tensor.dtype for tensor in found.values()} - DTYPE_BITS.keys():
+    if unknown := {tensor.dtype for tensor in tensors.values()} - DTYPE_BITS.keys():
         raise ModelError(f"{path} has numbers of type {min(unknown)}, which scoremode does not know", fix="update it")
-    return found
+    return tensors
 
 
 def stored_bytes(tensors: Iterable[StoredTensor]) -> int:
@@ -78,10 +78,10 @@ def sizes_of(tensors: Mapping[str, StoredTensor], quantization: object = None) -
     twice counts twice.
     """
     counts = {name: _weights_in(name, tensors, quantization) for name in tensors}
-    known = [(name, tensors[name].bytes, count) for name, count in counts.items() if count is not None]
-    if len(known) < len(counts) or not any(count for _, _, count in known):
+    sized_tensors = [(name, tensors[name].bytes, count) for name, count in counts.items() if count is not None]
+    if len(sized_tensors) < len(counts) or not any(count for _, _, count in sized_tensors):
         return None
-    return add_up(known)
+    return add_up(sized_tensors)
 
 
 def _weights_in(name: str, tensors: Mapping[str, StoredTensor], quantization: object) -> int | None:
@@ -139,9 +139,9 @@ def _packed_bits(quantization: object) -> int | None:
     if not isinstance(quantization, dict):
         return None
     groups = quantization.get("config_groups")
-    found: Sequence[object] = [quantization.get("bits")]  # GPTQ and AWQ
+    num_bits: Sequence[object] = [quantization.get("bits")]  # GPTQ and AWQ
     if isinstance(groups, dict):
         weights = [group.get("weights") for group in groups.values() if isinstance(group, dict)]
-        found = [w.get("num_bits") for w in weights if isinstance(w, dict)]
-    bits = [b for b in found if type(b) is int and 0 < b <= 16]
-    return bits[0] if bits and bits == [bits[0]] * len(found) else None
+        num_bits = [w.get("num_bits") for w in weights if isinstance(w, dict)]
+    bits = [b for b in num_bits if type(b) is int and 0 < b <= 16]
+    return bits[0] if bits and bits == [bits[0]] * len(num_bits) else None

@@ -70,12 +70,12 @@ def part_of(tensor: str) -> str:
 
 def add_up(tensors: Iterable[tuple[str, int, int]]) -> ModelSizes:
     """The sizes of a model from (name, stored bytes, weights) of each tensor."""
-    found: dict[str, tuple[int, int]] = {}
+    totals: dict[str, tuple[int, int]] = {}
     for name, stored, weights in tensors:
         part = part_of(name)
-        before = found.get(part, (0, 0))
-        found[part] = before[0] + stored, before[1] + weights
-    return ModelSizes({part: SizedPart(*found[part]) for part in PARTS if part in found and found[part][1]})
+        before = totals.get(part, (0, 0))
+        totals[part] = before[0] + stored, before[1] + weights
+    return ModelSizes({part: SizedPart(*totals[part]) for part in PARTS if part in totals and totals[part][1]})
 
 
 # ── keys and values, from a config that anybody may have written ─────────────────────────────────────────────────────
@@ -96,15 +96,15 @@ def values_per_token(config: Mapping[str, Any]) -> int | None:
     11520
     """
     inner = config.get("text_config")
-    own = inner if isinstance(inner, Mapping) else config
-    kinds = own.get("layer_types")
-    layers = _count(own.get("num_hidden_layers"))
+    text_config = inner if isinstance(inner, Mapping) else config
+    kinds = text_config.get("layer_types")
+    layers = _count(text_config.get("num_hidden_layers"))
     if isinstance(kinds, list) and len(kinds) == layers:
         layers = sum(1 for kind in kinds if str(kind).endswith("attention") and "linear" not in str(kind))
-    heads = _count(own.get("num_attention_heads"))
-    shared = _count(own.get("num_key_value_heads")) or heads
-    width = _count(own.get("head_dim")) or (_count(own.get("hidden_size")) or 0) // (heads or 1)
-    if not layers or not shared or not width or own.get("kv_lora_rank") is not None:
+    heads = _count(text_config.get("num_attention_heads"))
+    shared = _count(text_config.get("num_key_value_heads")) or heads
+    width = _count(text_config.get("head_dim")) or (_count(text_config.get("hidden_size")) or 0) // (heads or 1)
+    if not layers or not shared or not width or text_config.get("kv_lora_rank") is not None:
         return None
     return 2 * layers * shared * width
 

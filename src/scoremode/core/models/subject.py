@@ -88,13 +88,13 @@ def _quantized(quantization: Mapping[str, Any]) -> str:
 
 def _scheme(quantization: Mapping[str, Any]) -> str:
     """The quantization scheme, such as W4A16, FP8 or NVFP4, if all groups of layers have the same."""
-    named = str(quantization.get("format", ""))
-    for known in ("nvfp4", "mxfp4"):
-        if known in named:
-            return known.upper()
+    format_name = str(quantization.get("format", ""))
+    for scheme in ("nvfp4", "mxfp4"):
+        if scheme in format_name:
+            return scheme.upper()
     groups = quantization.get("config_groups")
-    found = {scheme_of(group) for group in groups.values()} if isinstance(groups, Mapping) else set()
-    return found.pop() if len(found) == 1 else "mixed" if found else ""
+    schemes = {scheme_of(group) for group in groups.values()} if isinstance(groups, Mapping) else set()
+    return schemes.pop() if len(schemes) == 1 else "mixed" if schemes else ""
 
 
 def scheme_of(group: object) -> str:
@@ -102,7 +102,7 @@ def scheme_of(group: object) -> str:
     if not isinstance(group, Mapping) or not isinstance(weights, Mapping):
         return ""
     inputs = group.get("input_activations")
-    bits, given = weights.get("num_bits"), inputs.get("num_bits") if isinstance(inputs, Mapping) else 16
+    bits, input_bits = weights.get("num_bits"), inputs.get("num_bits") if isinstance(inputs, Mapping) else 16
     if weights.get("type") == "float":
-        return f"FP{bits}" if given == bits else f"FP{bits} A{given}"
-    return f"W{bits}A{given}"
+        return f"FP{bits}" if input_bits == bits else f"FP{bits} A{input_bits}"
+    return f"W{bits}A{input_bits}"

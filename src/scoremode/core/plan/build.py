@@ -65,11 +65,11 @@ def make_plan(
     cut = method.windows(tokens, sizes)
     spans = cut if isinstance(cut, WindowSpans) else WindowSpans.of(cut)
     limit = method.max_windows if max_windows is None else max_windows
-    kept = spans.taken(slice(limit)) if limit else spans
+    windows = spans.taken(slice(limit)) if limit else spans
     if tokens.target_mask is not None:
-        kept = kept.taken(counts_between(tokens.target_mask, kept.first, kept.last) > 0)
-    if not (kept.last > kept.first).any():
-        raise _nothing_to_score(method, tokens, sizes, len(kept))
+        windows = windows.taken(counts_between(tokens.target_mask, windows.first, windows.last) > 0)
+    if not (windows.last > windows.first).any():
+        raise _nothing_to_score(method, tokens, sizes, len(windows))
     settings: dict[str, Any] = {
         "context_length": sizes.context,
         "special_tokens": method.special,
@@ -78,24 +78,24 @@ def make_plan(
     }
     if method.stride is not None:
         settings["stride"] = sizes.stride
-    weight = kept.weight if kept.weight is not None and kept.weight.any() else np.ones(len(kept))
+    weight = windows.weight if windows.weight is not None and windows.weight.any() else np.ones(len(windows))
     made = Plan(
         method=method.name,
         settings=tuple(sorted(settings.items())),
         ids=tokens.ids,
         doc_starts=tokens.doc_starts,
-        start=kept.start,
-        stop=kept.stop,
-        first=kept.first,
-        last=kept.last,
-        lead=kept.lead,
+        start=windows.start,
+        stop=windows.stop,
+        first=windows.first,
+        last=windows.last,
+        lead=windows.lead,
         mask=tokens.target_mask,
         joined_at=tokens.joined_at,
         doc_group=tokens.doc_group,
         weight=weight if method.average == "window" else None,
         average=method.average,
         vocabulary=tokens.tokenizer.size if method.real_vocabulary else None,
-        notes=tuple(_notes(method, tokens, sizes, len(spans), len(kept))),
+        notes=tuple(_notes(method, tokens, sizes, len(spans), len(windows))),
     )
     return made if path is None else replace(made, notes=(*made.notes, *_path_notes(made, path)))
 
@@ -131,13 +131,13 @@ def _path_notes(plan: Plan, path: DecodePath) -> Iterator[str]:
         yield f"{len(plan)} of {path.sequences} sequences in use: there are no more windows"
 
 
-def _notes(method: Method, tokens: Tokens, sizes: WindowSizes, total: int, kept: int) -> Iterator[str]:
+def _notes(method: Method, tokens: Tokens, sizes: WindowSizes, total: int, window_count: int) -> Iterator[str]:
     if method.context is not None and sizes.context != method.context:
         yield f"context length {sizes.context} instead of the recipe's {method.context}"
     if method.stride is not None and sizes.stride != min(method.stride, sizes.context):
         yield f"stride {sizes.stride} instead of the recipe's {method.stride}"
-    if kept < total:
-        yield f"{kept} of {total} windows scored"
+    if window_count < total:
+        yield f"{window_count} of {total} windows scored"
     short = int((np.diff(tokens.doc_starts) < (1 if method.arrangement in ("pages", "texts") else 2)).sum())
     if short:
         yield f"{short} document{'s' if short > 1 else ''} too short to have a target"

@@ -47,37 +47,37 @@ def require_comparable(
     )
     settings = _plan_difference(baseline, candidate)
     other_ids = baseline.tokenizer != candidate.tokenizer or not settings  # one merge may differ without a trace
-    if not same_plan and same_text and other_ids and (found := where()) is not None:
+    if not same_plan and same_text and other_ids and (difference := where()) is not None:
         fix = "feed both with one: --tokenizer FOLDER; or compare bits per byte, which scoremode ppl prints"
-        raise InputError(f"different tokenizers: {found}", fix=fix)
+        raise InputError(f"different tokenizers: {difference}", fix=fix)
     if baseline.vocabulary != candidate.vocabulary:
         both = f"{baseline.vocabulary} vs {candidate.vocabulary}"
-        what = f"vocabulary {both}: distributions over different ids cannot be compared"
-        raise InputError(what, fix="compare models with one vocabulary")
+        message = f"vocabulary {both}: distributions over different ids cannot be compared"
+        raise InputError(message, fix="compare models with one vocabulary")
     if same_plan:
         return
     if same_text:
-        what = f"different plans: {settings or 'different windows or texts'}"
+        message = f"different plans: {settings or 'different windows or texts'}"
         fix = "give --context-length and --stride that both models allow"
     else:
-        what, fix = "different texts: the baseline was scored on another corpus", "give both the same text"
+        message, fix = "different texts: the baseline was scored on another corpus", "give both the same text"
     if own_question is not None:
         fix = f"leave text, method and sizes out: scoremode compare {own_question} CANDIDATE has those of the baseline"
-    raise InputError(what, fix=fix)
+    raise InputError(message, fix=fix)
 
 
-def first_difference(known: Ints, ids: Ids, count: int, tokens: Tokens, documents: RereadDocuments) -> str | None:
+def first_difference(indices: Ints, ids: Ids, count: int, tokens: Tokens, documents: RereadDocuments) -> str | None:
     """Says where the candidate's ids differ from the baseline's; None if they do not.
 
-    ``known`` has the indices in the baseline's stream whose ``ids`` are known; ``count`` is the length of that stream.
+    ``indices`` are those in the baseline's stream whose ``ids`` are known; ``count`` is the length of that stream.
     ``tokens`` and ``documents`` are the candidate's.
     """
-    inside = known < len(tokens)
-    differs = np.flatnonzero(tokens.ids[known[inside]] != ids[inside])
+    inside = indices < len(tokens)
+    differs = np.flatnonzero(tokens.ids[indices[inside]] != ids[inside])
     if len(differs):
-        at = int(known[differs[0]])
+        at = int(indices[differs[0]])
     elif count != len(tokens):
-        at = min(count, len(tokens), int(known[inside][-1]) + 1 if inside.any() else 0)
+        at = min(count, len(tokens), int(indices[inside][-1]) + 1 if inside.any() else 0)
     else:
         return None
     totals = f"{count:,} tokens in the baseline and {len(tokens):,} in the candidate"
@@ -95,7 +95,7 @@ def _plan_difference(baseline: ComparableFacts, candidate: ComparableFacts) -> s
     """Says how two plans differ, as far as the difference is known; '' if it is not."""
     if baseline.method != candidate.method:
         return f"method {harmless(str(baseline.method))} vs {harmless(str(candidate.method))}"
-    theirs, mine = ({"path": PREFILL, **one.settings} for one in (baseline, candidate))
+    theirs, mine = ({"path": PREFILL, **facts.settings} for facts in (baseline, candidate))
     names = ["path"] if theirs["path"] != mine["path"] else sorted(theirs.keys() | mine.keys())
     differing = [
         f"{harmless(str(name)).replace('_', ' ')} {harmless(str(theirs.get(name)))} vs {mine.get(name)}"

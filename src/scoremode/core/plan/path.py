@@ -47,9 +47,9 @@ def read_path(path: str | None = None, *, sequences: Any = None, prefill_tokens:
     """Reads a path and its settings as a user gave them; None means the prefill path, which is the default."""
     if path is not None and path not in PATHS:
         raise OptionError(f"there is no path {path}", fix=did_you_mean(path, PATHS))
-    given = {"sequences": sequences, "prefill_tokens": prefill_tokens}
-    found: dict[str, int] = {}
-    for name, value in given.items():
+    settings = {"sequences": sequences, "prefill_tokens": prefill_tokens}
+    numbers: dict[str, int] = {}
+    for name, value in settings.items():
         number, flag = checked(name, value, int | None), f"--{name.replace('_', '-')}"  # only ``paths`` takes several
         if number is None:
             continue
@@ -57,10 +57,10 @@ def read_path(path: str | None = None, *, sequences: Any = None, prefill_tokens:
             raise OptionError(f"{flag} belongs to the decode path", fix=f"add --path decode, or leave {flag} out")
         if number < 1:
             raise OptionError(f"{flag} {number} is less than 1", fix="give 1 or more")
-        found[name] = number
-    if found.get("sequences", 1) > MOST_SEQUENCES:
+        numbers[name] = number
+    if numbers.get("sequences", 1) > MOST_SEQUENCES:
         raise OptionError(f"--sequences {sequences} is too many", fix=f"give {MOST_SEQUENCES} or fewer")
-    return DecodePath(**found) if path == DECODE else None
+    return DecodePath(**numbers) if path == DECODE else None
 
 
 def path_of(settings: Mapping[str, Any]) -> DecodePath | None:

@@ -68,9 +68,9 @@ class Plan:
         return hash(self.digest)
 
     def __repr__(self) -> str:
-        given = ", ".join(f"{k}={v}" for k, v in self.settings)
+        settings = ", ".join(f"{k}={v}" for k, v in self.settings)
         return (
-            f"Plan({self.method}: {given}; {len(self)} windows, {self.targets} targets, "
+            f"Plan({self.method}: {settings}; {len(self)} windows, {self.targets} targets, "
             f"{self.forward_tokens} forward tokens, {self.digest[:12]})"
         )
 

@@ -319,13 +319,13 @@ METHODS: dict[str, Method] = {method.name: method for method in _BUILT_IN}
 
 def find_method(name: str) -> Method:
     """Returns the method with this name. Raises MethodError with the nearest name if there is none."""
-    known = methods()
-    for refused in known.refused:
+    plugins = methods()
+    for refused in plugins.refused:
         if refused.name == name and name not in METHODS:
             raise MethodError(f"the method '{name}' cannot be used", fix=str(refused))
-    if name not in known.found:
-        raise MethodError(f"there is no method '{name}'", fix=did_you_mean(name, known.found))
-    return known.found[name]
+    if name not in plugins.found:
+        raise MethodError(f"there is no method '{name}'", fix=did_you_mean(name, plugins.found))
+    return plugins.found[name]
 
 
 @cache

@@ -176,11 +176,11 @@ def read_reference_manifest(folder: Path) -> tuple[Mapping[str, Any], ReferenceM
             raise RunError(f"{folder} contains an unfinished reference", fix="run the same command again to resume")
         raise RunError(f"{folder} is not a reference", fix=f"make one: {_command(folder)}")
     manifest = read_sealed(path, ReferenceManifest, format=FORMAT, fix=remake)
-    known = msgspec.convert(manifest, ReferenceManifest)
+    fields = msgspec.convert(manifest, ReferenceManifest)
     # file names are fixed, so that a manifest cannot refer to files outside its folder
-    if [one.file for one in known.shards] != list(map(shard_name, range(known.shard_count))):
+    if [shard.file for shard in fields.shards] != list(map(shard_name, range(fields.shard_count))):
         raise RunError(f"{path} is damaged (its list of files)", fix=remake)
-    return manifest, known
+    return manifest, fields
 
 
 # ── the folder ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -48,16 +48,16 @@ class Reference:
         Sizes and headers are always checked; hashes only if a file has changed, and not without ``verify``.
         """
         folder = Path(folder)
-        manifest, known = read_reference_manifest(folder)
-        expected = [(one.file, one.sha256, known.shard_file(number)) for number, one in enumerate(known.shards)]
-        expected.append((HEAD, known.head.sha256, known.head.as_file(known.width)))
+        manifest, fields = read_reference_manifest(folder)
+        expected = [(shard.file, shard.sha256, fields.shard_file(number)) for number, shard in enumerate(fields.shards)]
+        expected.append((HEAD, fields.head.sha256, fields.head.as_file(fields.width)))
         for name, sha256, form in expected:
             problem = form.problem(folder / name)
             if problem is None and verify and remembered_sha256(folder / name) != sha256:
                 problem = "was changed after the reference was made"
             _require_sound(folder, name, problem)
         hold_entry(folder)  # its files are opened later, when rows are read
-        return Reference(folder, manifest, known, place)
+        return Reference(folder, manifest, fields, place)
 
     @property
     def targets(self) -> int:
@@ -104,9 +104,9 @@ class Reference:
             return np.fromfile(file, RAW_DTYPES[head.bias_dtype], head.rows, offset=at)
 
 
-def open_reference(given: str | os.PathLike[str] | RemotePath) -> Reference:
+def open_reference(location: str | os.PathLike[str] | RemotePath) -> Reference:
     """The reference in a folder, or a copy of the one behind a URI, checked."""
-    where = stored_at(given)
+    where = stored_at(location)
     if not isinstance(where, RemotePath):
         return Reference.open(where)
     return Reference.open(store_of(where).copy_of_run(where, states=True), place=where)

@@ -168,12 +168,12 @@ class StatesWriter:
             "softcap": softcap and float(softcap),
             "sha256": "0" * 64,  # when all is written
         }
-        known = msgspec.convert(head, HeadManifest)
+        head_manifest = msgspec.convert(head, HeadManifest)
         with disk_errors(self.folder), written_atomically(self.folder / HEAD) as file:
-            file.write(known.as_file(self.layout.width).header)
+            file.write(head_manifest.as_file(self.layout.width).header)
             file.write(bytes_of(weight))
             file.write(b"" if bias is None else bytes_of(bias))
-        self._head = known
+        self._head = head_manifest
 
     # ── finish ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def finish(self, manifest: Mapping[str, Any]) -> Reference:

@@ -46,8 +46,8 @@ class WindowSource(Protocol):
 
 def prescribed_batches(source: WindowSource) -> list[Ints] | None:
     """Returns the batches of a source that was cut out of a larger one; None if engines choose batches themselves."""
-    found: list[Ints] | None = getattr(source, "batches", None)
-    return found
+    batches: list[Ints] | None = getattr(source, "batches", None)
+    return batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +120,17 @@ def measured(column: T | None) -> T:
 
 # ── checks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def check_answers(
-    source: WindowSource, found: Sequence[tuple[int, Answers]], vocabulary: int | None = None, least_kl: float = 0.0
+    source: WindowSource, pairs: Sequence[tuple[int, Answers]], vocabulary: int | None = None, least_kl: float = 0.0
 ) -> None:
     """Requires numbers that a model can give, in the right shape, for each target of each window.
 
     Minus infinity is a probability of zero. ``vocabulary`` is the number of the model's ids, if it is known. The caller
     checks that all answers have the same columns.
     """
-    for index, answers in found:
+    for index, answers in pairs:
         check_shapes(targets_shape(source, index), index, answers)
-    if found and _impossible([answers for _, answers in found], vocabulary, least_kl) is not None:
-        for index, answers in found:
+    if pairs and _impossible([answers for _, answers in pairs], vocabulary, least_kl) is not None:
+        for index, answers in pairs:
             if (wrong := _impossible([answers], vocabulary, least_kl)) is not None:
                 raise _unusable(source, index, answers, wrong)
 
@@ -141,21 +141,21 @@ def check_shapes(shape: tuple[int, ...], index: int, answers: Answers) -> None:
     if wrong is not None:
         raise EngineError(f"window {index} got wrong columns: {wrong}", fix=FAULT)
     for column in (*BUILT_IN.scores, *DIVERGENCE):
-        given = getattr(answers, column.name)
+        values = getattr(answers, column.name)
         wanted = shape if column.per == "target" else shape[:1]
-        if given is not None and given.shape != wanted:
-            what = "scores" if column.name == "logprob" else f"values of {column.name}"
-            raise EngineError(f"window {index} asked for {wanted} {what} and got {given.shape}", fix=FAULT)
+        if values is not None and values.shape != wanted:
+            noun = "scores" if column.name == "logprob" else f"values of {column.name}"
+            raise EngineError(f"window {index} asked for {wanted} {noun} and got {values.shape}", fix=FAULT)
 
 
-def _impossible(found: Sequence[Answers], vocabulary: int | None, least_kl: float) -> str | None:
+def _impossible(all_answers: Sequence[Answers], vocabulary: int | None, least_kl: float) -> str | None:
     """Returns the first value that no model can give, in words. The columns of all windows are checked together."""
     columns: dict[str, Array] = {}
-    for name in (*found[0].columns, *found[0].divergences):
-        parts = [getattr(answers, name) for answers in found]
+    for name in (*all_answers[0].columns, *all_answers[0].divergences):
+        parts = [getattr(answers, name) for answers in all_answers]
         columns[name] = np.concatenate(parts, axis=None) if len(parts) > 1 else parts[0].reshape(-1)
     wrong = BUILT_IN.impossible_value(columns, vocabulary, least_kl)
-    if wrong is None and all(answers.logprob.shape[1] == 1 for answers in found):
+    if wrong is None and all(answers.logprob.shape[1] == 1 for answers in all_answers):
         return contradiction(columns)
     return wrong
 

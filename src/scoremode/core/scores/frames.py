@@ -36,8 +36,8 @@ class ArrowTable:
 
     def _repr_html_(self) -> str | None:
         """What a notebook shows: the first table that a function of the kind "notebook" makes; else the ``repr``."""
-        found = (table(self) for table in extensions.offered("notebook"))
-        return next((html for html in found if html is not None), None)
+        tables = (table(self) for table in extensions.offered("notebook"))
+        return next((html for html in tables if html is not None), None)
 
 
 def _library(name: str) -> Any:

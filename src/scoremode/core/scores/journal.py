@@ -67,20 +67,20 @@ class Journal:
             raise RunError(f"{self.path} cannot be resumed: {problem}", fix="score again with --fresh") from None
 
     def _split(self, body: bytes, targets: int) -> dict[str, Array]:
-        found, place = {}, SECONDS.size
+        arrays, place = {}, SECONDS.size
         for column in self.columns:
-            found[column.name] = np.frombuffer(body, column.numpy_type, targets, place)
-            place += found[column.name].nbytes
+            arrays[column.name] = np.frombuffer(body, column.numpy_type, targets, place)
+            place += arrays[column.name].nbytes
         if place != len(body):
             raise ValueError("a record of another length")
-        return found
+        return arrays
 
     def _begin(self, names: Sequence[str]) -> None:
         self.columns = (*BUILT_IN.chosen(names), *chosen_divergences(names))
         self.names = tuple(column.name for column in self.columns)
 
-    def _take(self, window: int, found: dict[str, Array]) -> None:
-        self._found[window], self.done[window] = found, bool(found)
+    def _take(self, window: int, arrays: dict[str, Array]) -> None:
+        self._found[window], self.done[window] = arrays, bool(arrays)
 
     def add(self, window: int, answers: Answers, seconds: float) -> None:
         """Writes the scores of a window, which were checked by ``check_answers``."""
@@ -93,9 +93,9 @@ class Journal:
                 f"{self.path} has {listed(self.names)} for each target, but the engine now gives {listed(names)}",
                 fix="score again with --fresh",
             )
-        found = {c.name: np.ascontiguousarray(getattr(answers, c.name), c.numpy_type).ravel() for c in self.columns}
-        self._file.append(window, SECONDS.pack(seconds), *(column.data for column in found.values()))
-        self._take(window, found)
+        arrays = {c.name: np.ascontiguousarray(getattr(answers, c.name), c.numpy_type).ravel() for c in self.columns}
+        self._file.append(window, SECONDS.pack(seconds), *(column.data for column in arrays.values()))
+        self._take(window, arrays)
         self.seconds += seconds
 
     def forget(self, window: int) -> None:
@@ -116,7 +116,7 @@ class Journal:
 
     def _joined(self, columns: tuple[Column, ...]) -> dict[str, Array]:
         assert self.done.all(), "a window without scores"
-        return {c.name: np.concatenate([found[c.name] for found in self._found]) for c in columns}
+        return {c.name: np.concatenate([arrays[c.name] for arrays in self._found]) for c in columns}
 
     def close(self) -> None:
         self._file.close()

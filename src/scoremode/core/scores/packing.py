@@ -90,27 +90,27 @@ class PackedAnswers:
     columns: dict[str, Raw]
 
     @staticmethod
-    def of(found: Sequence[tuple[int, Answers]]) -> PackedAnswers:
-        answers = [own for _, own in found]
+    def of(pairs: Sequence[tuple[int, Answers]]) -> PackedAnswers:
+        answers = [answer for _, answer in pairs]
         first = answers[0]
-        given = (*BUILT_IN.chosen(first.columns), *chosen_divergences(first.divergences))
-        columns = {c.name: _joined([getattr(own, c.name) for own in answers], c.numpy_type) for c in given}
+        schema = (*BUILT_IN.chosen(first.columns), *chosen_divergences(first.divergences))
+        columns = {c.name: _joined([getattr(answer, c.name) for answer in answers], c.numpy_type) for c in schema}
         for name in REQUESTED:
             if name not in columns and getattr(first, name) is not None:
-                columns[name] = np.concatenate([getattr(own, name) for own in answers])
-        shapes = np.array([own.logprob.shape for own in answers], dtype=np.int64).reshape(-1, 2)
-        return PackedAnswers(np.array([i for i, _ in found], np.int64), shapes[:, 0], shapes[:, 1], columns)
+                columns[name] = np.concatenate([getattr(answer, name) for answer in answers])
+        shapes = np.array([answer.logprob.shape for answer in answers], dtype=np.int64).reshape(-1, 2)
+        return PackedAnswers(np.array([i for i, _ in pairs], np.int64), shapes[:, 0], shapes[:, 1], columns)
 
     def answers(self) -> Iterator[tuple[int, Answers]]:
         """Yields each window's number and a copy of its answers, so that Ray can free the block when all are read."""
         cells, rows = _ends(self.rows * self.widths), _ends(self.rows)
         of_targets = {column.name for column in BUILT_IN.scores if column.per == "target"}
         for i, window in enumerate(self.windows.tolist()):
-            shape, found = (int(self.rows[i]), int(self.widths[i])), {}
+            shape, arrays = (int(self.rows[i]), int(self.widths[i])), {}
             for name, column in self.columns.items():
                 part = column[_between(cells if name in of_targets else rows, i)].copy()
-                found[name] = part.reshape(shape) if name in of_targets else part
-            yield window, Answers(**found)
+                arrays[name] = part.reshape(shape) if name in of_targets else part
+            yield window, Answers(**arrays)
 
 
 class AnswerPacker:
@@ -129,8 +129,8 @@ class AnswerPacker:
         return not self.found or [n for n, _ in answers.arrays()] == [n for n, _ in self.found[0][1].arrays()]
 
     def take(self) -> PackedAnswers:
-        found, self.found, self.size = self.found, [], 0
-        return PackedAnswers.of(found)
+        pairs, self.found, self.size = self.found, [], 0
+        return PackedAnswers.of(pairs)
 
 
 # ── lines of words ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -148,14 +148,14 @@ def line_words(k: int) -> int:
 
 def read_lines(words: Words, k: int) -> Answers:
     """Reads answers from lines of words; words after the columns are not read."""
-    words, found, at = np.ascontiguousarray(words), {}, 0
+    words, columns, at = np.ascontiguousarray(words), {}, 0
     for column in BUILT_IN.scores:
         count = k if column.per == "target" else 1
         part = words[:, at : at + count] if column.per == "target" else words[:, at]
         floats = column.dtype == "float64"
-        found[column.name] = (np.ascontiguousarray(part).view(np.float32) if floats else part).astype(column.dtype)
+        columns[column.name] = (np.ascontiguousarray(part).view(np.float32) if floats else part).astype(column.dtype)
         at += count
-    return Answers(**found)
+    return Answers(**columns)
 
 
 def read_divergences(words: Words) -> dict[str, Array]:
@@ -164,7 +164,7 @@ def read_divergences(words: Words) -> dict[str, Array]:
     KL is always there; it is NaN if the workers could not compute it. Another column that is NaN was not measured.
     """
     values = np.ascontiguousarray(words).view(np.float64)
-    measured = [c for c, own in zip(DIVERGENCE, values.T, strict=True) if c is KL or not np.isnan(own).any()]
+    measured = [c for c, numbers in zip(DIVERGENCE, values.T, strict=True) if c is KL or not np.isnan(numbers).any()]
     return {column.name: values[:, DIVERGENCE.index(column)].astype(column.numpy_type) for column in measured}
 
 
@@ -217,5 +217,5 @@ def _array_in(kind: Any, value: Any) -> Array:
     (wanted,) = get_args(get_args(kind)[1])
     if wanted is not Any and np.dtype(wanted) != np.dtype(dtype):
         raise ValueError(f"an array of {dtype} instead of {np.dtype(wanted).str}")
-    found: Array = np.frombuffer(data, dtype).reshape(shape)
-    return found
+    array: Array = np.frombuffer(data, dtype).reshape(shape)
+    return array

@@ -51,21 +51,21 @@ def _table(sides: dict[str, RunRows]) -> Any:
     columns: dict[str, Any] = {c.name: _numbers(getattr(facts, c.name)) for c in FACTS if c.name not in TEXTS}
     text, *top_texts = _one_dictionary(facts.text, *(rows.facts.top_text for rows in sides.values()))
     columns["text"] = _strings(text, count)
-    known = {ending: dict(rows.scores.columns()) for ending, rows in sides.items()}
+    scores = {ending: dict(rows.scores.columns()) for ending, rows in sides.items()}
     for column in BUILT_IN.scores:
-        columns |= {column.name + ending: _measured(column, own, count) for ending, own in known.items()}
+        columns |= {column.name + ending: _measured(column, arrays, count) for ending, arrays in scores.items()}
     columns |= {f"top_text{end}": _strings(texts, count) for end, texts in zip(sides, top_texts, strict=True)}
-    if sliced := next((its for its in (last.facts, facts) if its.has("slice")), None):
+    if sliced := next((side_facts for side_facts in (last.facts, facts) if side_facts.has("slice")), None):
         columns["slice"] = _strings(_one_dictionary(sliced.slice)[0], count)
     return pa.table(columns | {name: _numbers(column) for name, column in last.divergences.columns()})
 
 
-def _measured(column: Column, known: Mapping[str, npt.NDArray[Any]], count: int) -> Any:
+def _measured(column: Column, arrays: Mapping[str, npt.NDArray[Any]], count: int) -> Any:
     """A column of scores; nulls if it was not measured."""
     import pyarrow as pa
 
-    if column.name in known:
-        return _numbers(known[column.name])
+    if column.name in arrays:
+        return _numbers(arrays[column.name])
     return pa.nulls(count, pa.from_numpy_dtype(column.numpy_type))
 
 
@@ -89,7 +89,7 @@ def _one_dictionary(*columns: Any) -> list[CodedTexts | None]:
         None if texts is None else np.fromiter((places.setdefault(t, len(places)) for t in texts), np.int32, len(texts))
         for texts in columns
     ]
-    return [CodedTexts(found, list(places)) for found in codes]
+    return [CodedTexts(column_codes, list(places)) for column_codes in codes]
 
 
 def _strings(texts: CodedTexts | None, count: int) -> Any:
@@ -157,7 +157,7 @@ class ColumnFile:
         metadata, place = self._file.metadata, self._file.schema_arrow.get_field_index(name)
         groups = (metadata.row_group(group).column(place) for group in range(metadata.num_row_groups))
         return self.rows > 0 and all(
-            (said := own.statistics) is not None and said.null_count == own.num_values for own in groups
+            (stats := chunk.statistics) is not None and stats.null_count == chunk.num_values for chunk in groups
         )
 
     def require_possible(self) -> None:
@@ -200,20 +200,20 @@ class ColumnFile:
 
         if not pa.types.is_dictionary(column.type):
             return _objects(column.to_pylist())
-        known, places = _objects(column.dictionary.to_pylist()), _from_arrow(column.indices)
-        if len(places) and not 0 <= int(places.min()) <= int(places.max()) < len(known):
+        dictionary, places = _objects(column.dictionary.to_pylist()), _from_arrow(column.indices)
+        if len(places) and not 0 <= int(places.min()) <= int(places.max()) < len(dictionary):
             raise self._unreadable("a text has no place in its dictionary")
-        found: npt.NDArray[Any] = known[places]
-        return found
+        texts: npt.NDArray[Any] = dictionary[places]
+        return texts
 
     def _unreadable(self, why: object) -> RunError:
         return RunError(f"{self.path} cannot be read ({why})", fix="score again with --fresh")
 
 
 def _objects(values: list[Any]) -> npt.NDArray[Any]:
-    found = np.empty(len(values), object)
-    found[:] = values
-    return found
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
 
 
 def _from_arrow(column: Any) -> npt.NDArray[Any]:

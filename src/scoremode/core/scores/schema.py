@@ -214,11 +214,11 @@ class DivergenceColumns:
 
 def _declared(owner: type) -> tuple[Column, ...]:
     """Returns the columns that a class declares, in the order of its fields."""
-    hints, found = get_type_hints(owner, include_extras=True), []
-    for own in fields(owner):
-        for note in getattr(hints[own.name], "__metadata__", ()):
-            found.append(msgspec.structs.replace(note, name=own.name, optional=own.default is not MISSING))
-    return tuple(found)
+    hints, columns = get_type_hints(owner, include_extras=True), []
+    for field in fields(owner):
+        for note in getattr(hints[field.name], "__metadata__", ()):
+            columns.append(msgspec.structs.replace(note, name=field.name, optional=field.default is not MISSING))
+    return tuple(columns)
 
 
 FACTS = _declared(FactColumns)
@@ -285,9 +285,9 @@ def contradiction(columns: Mapping[str, Array]) -> str | None:
     """Returns the first values of one target that contradict each other, in words, or None."""
     if not len(columns["logprob"]):
         return None
-    for bad, words in _contradictions(columns):
+    for bad, template in _contradictions(columns):
         if bad.any():
-            return words.format(**{name: column[np.argmax(bad)] for name, column in columns.items()})
+            return template.format(**{name: column[np.argmax(bad)] for name, column in columns.items()})
     return None
 
 

@@ -49,8 +49,8 @@ def needs_whole_divergence(names: Iterable[str]) -> bool:
 def _missing(runs: PairedRuns) -> set[str]:
     """What a statistic may need and was not measured."""
     top, noise = runs.same_first_choice is not None, runs.noise_kl is not None
-    known = {*runs.divergences.measured, *["top"] * top, *["noise"] * noise}
-    return {*(column.name for column in DIVERGENCE), "top", "noise"} - known
+    measurements = {*runs.divergences.measured, *["top"] * top, *["noise"] * noise}
+    return {*(column.name for column in DIVERGENCE), "top", "noise"} - measurements
 
 
 _plain = partial(plain, "")  # an attribute gives it its name
@@ -312,7 +312,7 @@ STATISTICS: tuple[Statistic, ...] = (
         "degrees of freedom of the bounds, for numbers that count each target once",
         lambda means: means.mean(_worse).freedom,
     ),
-    *(one for one in vars(ComparisonNumbers).values() if isinstance(one, Statistic)),
+    *(statistic for statistic in vars(ComparisonNumbers).values() if isinstance(statistic, Statistic)),
 )
 """Every number of a comparison, in the order in which JSON lists them."""
 
@@ -402,13 +402,13 @@ class Comparison(PairedRuns, ArrowTable, ComparisonNumbers):
 
     def _numbers(self) -> str:
         """The numbers that a person looks at first, in one line."""
-        found = []
+        parts = []
         for name in IN_REPR:
             value, stderr = self._statistics[name], self._statistics.get(f"{name}_stderr")
             if value is not None:
-                said = " ".join(rounded(value, stderr, percent=BY_NAME[name].percent)).rstrip()
-                found.append(f"{name.replace('_', ' ')} {said}")
-        return ", ".join(found)
+                text = " ".join(rounded(value, stderr, percent=BY_NAME[name].percent)).rstrip()
+                parts.append(f"{name.replace('_', ' ')} {text}")
+        return ", ".join(parts)
 
 
 class Comparisons(UserList[Comparison], ArrowTable):
@@ -423,8 +423,8 @@ class Comparisons(UserList[Comparison], ArrowTable):
 
         rows = []
         for c in self:
-            its, told = c.statistics(), {key: c.manifest.get(key) for key in TOLD}
-            rows.append({"name": its.pop("name"), "baseline": c.baseline.manifest.get("model"), **told, **its})
+            numbers, told = c.statistics(), {key: c.manifest.get(key) for key in TOLD}
+            rows.append({"name": numbers.pop("name"), "baseline": c.baseline.manifest.get("model"), **told, **numbers})
         table = pa.Table.from_pylist(rows)
         unknown = {f.name: pa.string() if f.name in TEXTS else pa.float64() for f in table.schema}
         fields = [f.with_type(unknown[f.name]) if pa.types.is_null(f.type) else f for f in table.schema]

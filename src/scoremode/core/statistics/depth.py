@@ -62,8 +62,8 @@ def means_by_stretch(
     values: Floats, depth: Ints, groups: Ints, edges: Floats | Ints, within: Range = "any"
 ) -> list[Estimate]:
     """Returns the mean of the finite values in each stretch between two edges: NaN if there is no value."""
-    found = means_by_part([(values, within)], _stretches(depth, edges), groups, len(edges) - 1)
-    return [mean for (mean,) in found]
+    means = means_by_part([(values, within)], _stretches(depth, edges), groups, len(edges) - 1)
+    return [mean for (mean,) in means]
 
 
 def by_depth(runs: PairedRuns) -> list[DepthMeans]:

@@ -61,10 +61,10 @@ def _answer_sums(means: PairedMeans) -> GroupSums:
     if means.runs.answer is None:
         return means.sums(answer_change)
     changes, answers = means.sums(answer_change), means.sums(is_answer)
-    found = GroupSums(len(changes.indices))
-    found.add(found.indices, changes.numerator, answers.numerator)
-    found.n = int(np.count_nonzero(means.runs.answer))
-    return found
+    sums = GroupSums(len(changes.indices))
+    sums.add(sums.indices, changes.numerator, answers.numerator)
+    sums.n = int(np.count_nonzero(means.runs.answer))
+    return sums
 
 
 def change_per_document(runs: PairedRuns) -> Estimate:
@@ -147,16 +147,16 @@ class Equivalence:
         if self.refusal:
             return f"cannot be judged: {self.refusal}"
         e, margin = self.per_token, f"{self.margin:.12g}"
-        said = f"{e.value:+.4g} ± {e.stderr:.2g} nats per token"
+        change = f"{e.value:+.4g} ± {e.stderr:.2g} nats per token"
         if not self.no_worse:
             is_worse = e.high is not None and e.high < -self.margin
             rate = false_of_few("direction", self.effective, self.groups) if is_worse else ""
             why = "is worse by more" if is_worse else "may be worse by more"
-            return f"not shown to be no worse than {margin}, it {why}: {said} (p = {self.p_worse:.2g}){rate}"
+            return f"not shown to be no worse than {margin}, it {why}: {change} (p = {self.p_worse:.2g}){rate}"
         kind = "equivalent within" if self.no_better else "no worse than"
         chance = max(self.p_worse or 0.0, self.p_better or 0.0) if self.no_better else self.p_worse
         rate = false_of_few("no worse", self.effective, self.groups)
-        return f"{kind} {margin}, with 95 %: {said} (p = {chance:.2g}){rate}"
+        return f"{kind} {margin}, with 95 %: {change} (p = {chance:.2g}){rate}"
 
     def as_json(self) -> dict[str, Any]:
         """All numbers by name; None for those that are not known."""
@@ -178,8 +178,8 @@ class Equivalence:
 def require_margin(margin: float) -> None:
     """Refuses a margin that is not a finite number above 0."""
     if not 0 < margin < math.inf:
-        what = f"no-worse-than is {margin!r}, which is not a number above 0"
-        raise OptionError(what, fix="give nats per token, as in 0.01")
+        message = f"no-worse-than is {margin!r}, which is not a number above 0"
+        raise OptionError(message, fix="give nats per token, as in 0.01")
 
 
 def equivalence(runs: PairedRuns, margin: float, *, few_documents: bool = False) -> Equivalence:

@@ -96,11 +96,11 @@ class GroupSums:
 
     def some(self, groups: Ints) -> GroupSums:
         """Returns the sums of some groups, for terms whose denominator is 1."""
-        found = GroupSums(0)
-        found._numerator = _ExactSums(self.numerator[groups])
-        found._denominator = _ExactSums(self.denominator[groups])
-        found.n = int(found.denominator.sum())
-        return found
+        sums = GroupSums(0)
+        sums._numerator = _ExactSums(self.numerator[groups])
+        sums._denominator = _ExactSums(self.denominator[groups])
+        sums.n = int(sums.denominator.sum())
+        return sums
 
     def add(self, groups: Ints, numerator: Floats | Bools | Ints, denominator: Floats | Ids | Ints | None) -> None:
         """Adds one term per target. ``denominator`` is None if other sums share it and have already added it."""
@@ -135,9 +135,9 @@ class GroupSums:
     def _residuals(self, mean: float) -> Floats:
         """Returns how far each group's sum is from what the mean expects; rounding errors are 0."""
         numerator, expected = self.numerator, mean * self.denominator
-        found = numerator - expected
-        found[np.abs(found) <= ROUNDING * (np.abs(numerator) + np.abs(expected))] = 0
-        return found
+        residuals = numerator - expected
+        residuals[np.abs(residuals) <= ROUNDING * (np.abs(numerator) + np.abs(expected))] = 0
+        return residuals
 
     def skewness(self, mean: float | None = None) -> float:
         """The skewness to expect of the mean: more than these groups show of it, as the module's text says."""
@@ -192,8 +192,8 @@ def beyond(distance: float, freedom: float, skewness: float) -> float:
 def with_bounds(e: Estimate, within: Range = "any", skewness: float = 0.0) -> Estimate:
     """Returns the estimate with its bounds, by Student's t on the scale of its range, and by Hall for a long tail.
 
-    >>> found = with_bounds(Estimate(1.0, 0.0, 6, 6, 5.0), "share")
-    >>> round(found.low, 3), found.high
+    >>> share = with_bounds(Estimate(1.0, 0.0, 6, 6, 5.0), "share")
+    >>> round(share.low, 3), share.high
     (0.541, 1.0)
     """
     if e.stderr is None or e.freedom is None:
@@ -265,15 +265,15 @@ def quantiles(values: Floats, fractions: Mapping[str, float]) -> dict[str, float
     last = len(values) - 1
     places = {name: math.floor(fraction * last) for name, fraction in fractions.items()}
     both = sorted({min(place + more, last) for place in places.values() for more in (0, 1)})
-    ordered, found = np.partition(values, both), {}
+    ordered, by_name = np.partition(values, both), {}
     for name, place in places.items():
         below, above = float(ordered[place]), float(ordered[min(place + 1, last)])
         share = fractions[name] * last - place
         if share == 0:  # a case of its own, because 0 · ∞ is NaN
-            found[name] = below
+            by_name[name] = below
         else:
-            found[name] = below + share * (above - below) if math.isfinite(below) else math.inf
-    return found
+            by_name[name] = below + share * (above - below) if math.isfinite(below) else math.inf
+    return by_name
 
 
 def as_json(estimates: dict[str, Estimate]) -> dict[str, Any]:

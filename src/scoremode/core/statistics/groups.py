@@ -49,18 +49,18 @@ class Grouping:
 def grouping(plan: Plan) -> Grouping:
     """Returns the groups of a plan's targets."""
     if plan.doc_group is not None:
-        found = _numbered("prompts", plan.doc_group[plan.target_document])
-        return replace(found, kind="prompt") if found.count == 1 else found
+        groups = _numbered("prompts", plan.doc_group[plan.target_document])
+        return replace(groups, kind="prompt") if groups.count == 1 else groups
     kind = "documents" if np.array_equal(plan.piece_starts, plan.doc_starts[:-1]) else "joined texts"
     pieces = _divided(plan, plan.piece_starts, kind)
     if pieces.count >= FEWEST:
         return pieces
     stretches = _part_starts(plan, lambda length, _: length // STRETCH)
-    found = _divided(plan, stretches, f"stretches of at least {STRETCH:,} tokens", splits=True)
-    if found.count < FEWEST:
-        found = _blocks(plan) or pieces
-    if found.count >= FEWEST:
-        return found
+    groups = _divided(plan, stretches, f"stretches of at least {STRETCH:,} tokens", splits=True)
+    if groups.count < FEWEST:
+        groups = _blocks(plan) or pieces
+    if groups.count >= FEWEST:
+        return groups
     return replace(pieces, kind=kind.removesuffix("s")) if pieces.count == 1 else pieces
 
 
@@ -86,7 +86,7 @@ def _blocks(plan: Plan) -> Grouping | None:
         return None
     texts = len(plan.piece_starts)
     of = f"{length:,} tokens of this one text" if texts == 1 else f"at most {length:,} tokens of these {texts} texts"
-    starts = _part_starts(plan, lambda own, total: -(-own * FEWEST // total))
+    starts = _part_starts(plan, lambda piece_length, total: -(-piece_length * FEWEST // total))
     return _divided(plan, starts, f"{BLOCKS} {of}", splits=True)
 
 
@@ -142,8 +142,8 @@ def _part_starts(plan: Plan, parts: Callable[[int, int], int]) -> Ints:
         for first, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
         for count in (max(1, parts(stop - first, end - begin)),)
     ]
-    found: Ints = np.concatenate([np.zeros(1, np.int64), *starts]).astype(np.int64)
-    return found
+    part_starts: Ints = np.concatenate([np.zeros(1, np.int64), *starts]).astype(np.int64)
+    return part_starts
 
 
 def character_groups(plan: Plan, groups: Grouping, byte_len: Ids) -> Ints:
@@ -156,8 +156,8 @@ def character_groups(plan: Plan, groups: Grouping, byte_len: Ids) -> Ints:
     follows = np.diff(plan.target_token, prepend=-2) == 1
     follows &= (np.diff(plan.target_document, prepend=-1) == 0) & (byte_len == 0)
     first = np.maximum.accumulate(np.where(follows, 0, np.arange(len(follows))))
-    found: Ints = groups.of_target[first]
-    return found
+    group_of_target: Ints = groups.of_target[first]
+    return group_of_target
 
 
 def weights_of(plan: Plan) -> Floats:

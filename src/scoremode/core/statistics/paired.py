@@ -71,8 +71,8 @@ class PairedRuns:
 
     @cached_property
     def delta_p(self) -> Floats:
-        found: Floats = np.exp(self.cand) - np.exp(self.base)
-        return found
+        difference: Floats = np.exp(self.cand) - np.exp(self.base)
+        return difference
 
     @cached_property
     def moved(self) -> Floats:
@@ -88,10 +88,10 @@ class PairedRuns:
             sums.add(index, -logprob, np.ones(len(index)))
             with np.errstate(over="ignore", invalid="ignore"):
                 perplexities.append(np.exp(sums.numerator / sums.denominator))
-        found = GroupSums(len(documents))
+        perplexity_sums = GroupSums(len(documents))
         with np.errstate(over="ignore", invalid="ignore"):
-            found.add(found.indices, *perplexities)
-        return found
+            perplexity_sums.add(perplexity_sums.indices, *perplexities)
+        return perplexity_sums
 
 
 Values = Callable[[PairedRuns], Floats | Bools]
@@ -117,9 +117,9 @@ class PairedMeans:
     def sums(self, values: Values) -> GroupSums:
         if values not in self._sums:
             index, weights = self._groups
-            found = GroupSums(len(weights.indices), shares=weights)
-            found.add(index, values(self.runs) * self.runs.weight, None)
-            self._sums[values] = found
+            group_sums = GroupSums(len(weights.indices), shares=weights)
+            group_sums.add(index, values(self.runs) * self.runs.weight, None)
+            self._sums[values] = group_sums
         return self._sums[values]
 
     def mean(self, values: Values, within: Range = "any") -> Estimate:

@@ -39,15 +39,15 @@ def means_by_part(
     cells, cell = np.unique(part * len(numbers) + group, return_inverse=True)
     edges = np.searchsorted(cells, np.arange(count + 1) * len(numbers)).tolist()
     sums = [GroupSums(len(cells)) for _ in columns]
-    for own, (values, _) in zip(sums, columns, strict=True):
+    for column_sums, (values, _) in zip(sums, columns, strict=True):
         here = np.isfinite(values) if finite else np.ones(len(values), np.bool_)
-        own.add(cell[here], values[here], np.ones(int(here.sum())))
-    found = []
+        column_sums.add(cell[here], values[here], np.ones(int(here.sum())))
+    means = []
     for begin, end in pairwise(edges):
-        its = np.arange(begin, end)
-        kept = [own.some(its[own.denominator[its] > 0]) for own in sums]
-        found.append([own.estimate(within) for own, (_, within) in zip(kept, columns, strict=True)])
-    return found
+        indices = np.arange(begin, end)
+        totals = [column_sums.some(indices[column_sums.denominator[indices] > 0]) for column_sums in sums]
+        means.append([column_sums.estimate(within) for column_sums, (_, within) in zip(totals, columns, strict=True)])
+    return means
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +104,8 @@ def metrics_by_slice(plan: Plan, tokens: Tokens, scores: Scores) -> dict[str, An
         return {}
     part, count = tokens.slices[plan.target_token].astype(np.int64), len(tokens.slice_names)
     means = means_by_part([(-scores.logprob, "any")], part, grouping(plan).of_target, count, finite=False)
-    found = zip(tokens.slice_names, means, strict=True)
-    return {name: as_json({"perplexity": exponential(nll), "mean_nll": nll}) for name, (nll,) in found if nll.n}
+    slices = zip(tokens.slice_names, means, strict=True)
+    return {name: as_json({"perplexity": exponential(nll), "mean_nll": nll}) for name, (nll,) in slices if nll.n}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

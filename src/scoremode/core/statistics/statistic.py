@@ -69,9 +69,9 @@ class Statistic:
         """In the class of a result, a statistic is an attribute; ``estimates`` of the result has its value."""
         if result is None:
             return self
-        if (found := result.estimates[self.name]) is None:
+        if (number := result.estimates[self.name]) is None:
             raise NotMeasuredError(f"{self.name} of {owner.__name__} was not measured, or is not known")
-        return found
+        return number
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -99,12 +99,12 @@ class Statistic:
         values = self.mean(rows)
         return ratio(values, np.ones(len(values)) if self.per is None else self.per(rows), rows.groups, self.range)
 
-    def as_fields(self, found: Estimate | float | None) -> dict[str, Any]:
+    def as_fields(self, number: Estimate | float | None) -> dict[str, Any]:
         """Its fields for JSON; None for a value that does not exist, is infinite or is undefined."""
-        if self.has_error or isinstance(found, Estimate):
-            assert found is None or isinstance(found, Estimate), f"{self.name} has no error"
-            return with_error_fields(self.name, found)
-        return {self.name: found if isinstance(found, int) else finite_or_none(found)}
+        if self.has_error or isinstance(number, Estimate):
+            assert number is None or isinstance(number, Estimate), f"{self.name} has no error"
+            return with_error_fields(self.name, number)
+        return {self.name: number if isinstance(number, int) else finite_or_none(number)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +138,9 @@ def estimates(statistics: Iterable[Statistic], whole: Any) -> dict[str, Any]:
         return {statistic.name: statistic.estimate(whole) for statistic in statistics}
 
 
-def fields_from(statistics: Iterable[Statistic], found: Mapping[str, Any]) -> dict[str, Any]:
+def fields_from(statistics: Iterable[Statistic], numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Numbers by name as fields, flat and ready for JSON."""
-    return {name: value for own in statistics for name, value in own.as_fields(found[own.name]).items()}
+    return {name: value for s in statistics for name, value in s.as_fields(numbers[s.name]).items()}
 
 
 def computed(statistics: Iterable[Statistic], whole: Any) -> dict[str, Any]:

@@ -81,20 +81,20 @@ class Resumable(Generic[Finished]):
     # ── what is there ────────────────────────────────────────────────────────────────────────────────────────────────
     def _take(self) -> Finished | None:
         """Return the finished result; if there is none, take the lock and return None."""
-        found, cached = None, is_cached(self.folder)
+        result, cached = None, is_cached(self.folder)
         if cached:
             cache_limit()  # raises if the limit is invalid, before anything is scored
         try:
-            found = self._find()  # raises before anything is created
+            result = self._find()  # raises before anything is created
         except RunError:
             if self.folder.exists() or not cached:
                 raise  # else the cache removed the folder at the same time
-        if found is None or (self.folder / self.journal).exists():
+        if result is None or (self.folder / self.journal).exists():
             self._lock = lock_folder(self.folder, waits=cached)
-            found = self._find()  # again, because it may have changed before the lock
-            if found is not None and not self.keeps_journal:
+            result = self._find()  # again, because it may have changed before the lock
+            if result is not None and not self.keeps_journal:
                 self._remove_journal()  # a process was killed just before it did this
-        return found
+        return result
 
     def _find(self) -> Finished | None:
         """Return the finished result; None if this one may be written; RunError if it may not."""
@@ -137,8 +137,8 @@ class Resumable(Generic[Finished]):
         """Check and open the finished result; RunError if its data does not fit its manifest."""
         raise NotImplementedError
 
-    def _require_same(self, known: Mapping[str, Any], where: object = None) -> None:
-        if differing := differing_fields(known, self.identity):
+    def _require_same(self, identity: Mapping[str, Any], where: object = None) -> None:
+        if differing := differing_fields(identity, self.identity):
             raise RunError(
                 f"{where or self.folder} contains {self.other.format(differing)}",
                 fix=self.replace,

@@ -109,7 +109,7 @@ class Run(ArrowTable):
         Each target counts once.
         """
         stored: Mapping[str, Any] = self.manifest.get("by_slice", {})
-        return {name: {metric: Estimate.from_json(one) for metric, one in its.items()} for name, its in stored.items()}
+        return {name: {metric: Estimate.from_json(e) for metric, e in means.items()} for name, means in stored.items()}
 
     def to_arrow(self) -> Any:
         """Every column, one row per target, as a ``pyarrow.Table``."""

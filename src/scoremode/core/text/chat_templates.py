@@ -60,10 +60,10 @@ def render_template(template: str, messages: list[Any], *, open_turn: bool, spec
     if not answer.endswith(b"\n"):
         late = worker.returncode == -signal.SIGPROF
         raise refused_row(f"it takes more than {SECONDS} seconds" if late else "its process ended")
-    found = json.loads(answer)
-    if "error" in found:
-        raise refused_row(found["error"])
-    return str(found["text"])
+    response = json.loads(answer)
+    if "error" in response:
+        raise refused_row(response["error"])
+    return str(response["text"])
 
 
 def refused_row(reason: str) -> ModelError:

@@ -103,8 +103,8 @@ def kind_of(corpus: Any) -> CorpusKind | None:
     """The kind of an object, or of names one of which has its prefix; None for other texts."""
     names = corpus if isinstance(corpus, list | tuple) else [corpus]
     for kind in extensions.offered("corpus"):
-        named = any(isinstance(name, str | os.PathLike) and str(name).startswith(kind.prefix) for name in names)
-        if named or isinstance(corpus, kind.type):
+        has_prefix = any(isinstance(name, str | os.PathLike) and str(name).startswith(kind.prefix) for name in names)
+        if has_prefix or isinstance(corpus, kind.type):
             return cast(CorpusKind, kind)
     return None
 
@@ -144,28 +144,28 @@ class TextArguments(TypedDict, total=False):
     """of the dataset (default: test)"""
 
 
-def text_arguments(given: Mapping[str, Any]) -> TextArguments:
+def text_arguments(arguments: Mapping[str, Any]) -> TextArguments:
     """Those of the arguments of a question."""
-    return cast(TextArguments, {name: given.get(name) for name in TextArguments.__annotations__})
+    return cast(TextArguments, {name: arguments.get(name) for name in TextArguments.__annotations__})
 
 
-def check_names(spec: Spec | Sequence[Spec] | None = None, **named: Unpack[TextArguments]) -> None:
+def check_names(spec: Spec | Sequence[Spec] | None = None, **options: Unpack[TextArguments]) -> None:
     """Refuses arguments of ``load`` that cannot work, such as files that are not there. Nothing is read or fetched."""
-    for name, value in named.items():
+    for name, value in options.items():
         if value == "":
             example = ", as in --text WORDS" if name == "text" else ""
             raise CorpusError(f"{_flag(name)} is empty", fix=f"give it a value{example}")
-    text, field, dataset = named.get("text"), named.get("field"), named.get("dataset")
-    num_samples = named.get("num_samples")
+    text, field, dataset = options.get("text"), options.get("field"), options.get("dataset")
+    num_samples = options.get("num_samples")
     specs = specs_of(spec)
-    given = [name for name, value in (("--corpus", specs), ("--text", text), ("--dataset", dataset)) if value]
-    if len(given) != 1:
-        what = " and ".join(given) + " were given together" if given else "no text was given"
-        raise CorpusError(what, fix="give one of --corpus NAME-or-FILE, --text TEXT, --dataset NAME")
+    flags = [name for name, value in (("--corpus", specs), ("--text", text), ("--dataset", dataset)) if value]
+    if len(flags) != 1:
+        message = " and ".join(flags) + " were given together" if flags else "no text was given"
+        raise CorpusError(message, fix="give one of --corpus NAME-or-FILE, --text TEXT, --dataset NAME")
     if text is not None and not is_text(text):
         raise CorpusError("--text is not UTF-8", fix="give text in UTF-8, or a file with --corpus")
-    if not dataset and (named.get("dataset_config") or named.get("split")):
-        flag = "--dataset-config" if named.get("dataset_config") else "--split"
+    if not dataset and (options.get("dataset_config") or options.get("split")):
+        flag = "--dataset-config" if options.get("dataset_config") else "--split"
         raise CorpusError(f"{flag} was given without --dataset", fix=f"name a dataset, or leave {flag} out")
     if num_samples is not None and num_samples < 1:
         raise CorpusError(f"--num-samples {num_samples} leaves no text", fix="give 1 or more")
@@ -183,11 +183,11 @@ def check_names(spec: Spec | Sequence[Spec] | None = None, **named: Unpack[TextA
 
 def _check_alone(specs: list[str], field: str | None, kind: CorpusKind) -> None:
     """Refuses texts of a kind together with other texts, and a field of them."""
-    what = kind.prefix.removesuffix(":")
+    kind_name = kind.prefix.removesuffix(":")
     if len(specs) > 1:
-        raise CorpusError(f"{what} were given together with other texts", fix="score them in separate runs")
+        raise CorpusError(f"{kind_name} were given together with other texts", fix="score them in separate runs")
     if field is not None:
-        raise CorpusError(f"--field does not apply to {what}", fix="leave --field out")
+        raise CorpusError(f"--field does not apply to {kind_name}", fix="leave --field out")
 
 
 def _check_local(spec: str) -> None:
@@ -200,28 +200,28 @@ def _check_local(spec: str) -> None:
 
 
 @typed
-def load(spec: Spec | Sequence[Spec] | Corpus | CorpusSource | None = None, **named: Unpack[TextArguments]) -> Corpus:
+def load(spec: Spec | Sequence[Spec] | Corpus | CorpusSource | None = None, **options: Unpack[TextArguments]) -> Corpus:
     """Loads the corpus that the user named by exactly one of ``spec`` (names, files, ``-``), ``text`` or ``dataset``.
 
     >>> load(text="The quick brown fox").sha256[:12]
     '5cac4f980fed'
     """
-    text, field = named.get("text"), named.get("field")
-    num_samples, dataset = named.get("num_samples"), named.get("dataset")
+    text, field = options.get("text"), options.get("field")
+    num_samples, dataset = options.get("num_samples"), options.get("dataset")
     kind = kind_of(spec)
     if isinstance(spec, CorpusSource):
         if kind is not None:
             _check_alone([], field, kind)
-        spec, named["num_samples"] = spec.as_corpus(num_samples), None
+        spec, options["num_samples"] = spec.as_corpus(num_samples), None
     if isinstance(spec, Corpus):
-        return _already_loaded(spec, **named)
-    check_names(spec, **named)
+        return _already_loaded(spec, **options)
+    check_names(spec, **options)
     specs, files = specs_of(spec), list[str]()
     if kind is not None:
         return kind.open(specs[0].removeprefix(kind.prefix)).as_corpus(num_samples)
     sources: list[Source]
     if dataset:
-        sources = [hub_dataset(dataset, named.get("dataset_config"), named.get("split"), field)]
+        sources = [hub_dataset(dataset, options.get("dataset_config"), options.get("split"), field)]
     elif specs:
         files = [path for name in specs for path in expanded(name)]
         sources = [_source_of(name, field) for name in files]
@@ -229,11 +229,11 @@ def load(spec: Spec | Sequence[Spec] | Corpus | CorpusSource | None = None, **na
         sources = [("text", "text", lambda: iter([text or ""]))]
     if field is not None and not dataset and not any(map(_has_rows, files)):
         raise CorpusError("--field does not apply to plain text", fix="leave --field out, or give .jsonl or .parquet")
-    found = _single_source(*sources[0], num_samples) if len(sources) == 1 else _combined(sources, num_samples)
+    corpus = _single_source(*sources[0], num_samples) if len(sources) == 1 else _combined(sources, num_samples)
     if specs == [DEFAULT]:
-        cut = f"the first {SHORT_CHARACTERS:,} characters of {found.row_count} documents of python-docs"
-        found = replace(found, notes=(f"{DEFAULT_NOTE}{cut}",))
-    return found if files == specs else replace(found, name="+".join(map(_short, specs)))
+        cut = f"the first {SHORT_CHARACTERS:,} characters of {corpus.row_count} documents of python-docs"
+        corpus = replace(corpus, notes=(f"{DEFAULT_NOTE}{cut}",))
+    return corpus if files == specs else replace(corpus, name="+".join(map(_short, specs)))
 
 
 Source = tuple[str, Layout, RowsOf]
@@ -244,8 +244,8 @@ def _flag(name: str) -> str:
 
 
 def _already_loaded(corpus: Corpus, **others: object) -> Corpus:
-    if given := [_flag(name) for name, value in others.items() if value is not None]:
-        raise OptionError(f"{given[0]} does not apply to a Corpus that is already loaded", fix="give it to load()")
+    if flags := [_flag(name) for name, value in others.items() if value is not None]:
+        raise OptionError(f"{flags[0]} does not apply to a Corpus that is already loaded", fix="give it to load()")
     return corpus
 
 
@@ -275,16 +275,16 @@ def expanded(spec: str) -> list[str]:
         return [spec]
     refuse_broken_uri(spec)
     if os.path.isdir(spec):
-        found = _visible_texts(spec)
-        what, fix = f"the folder {spec} contains no text", f"put files there that end in {' '.join(TEXTS)}"
+        paths = _visible_texts(spec)
+        reason, fix = f"the folder {spec} contains no text", f"put files there that end in {' '.join(TEXTS)}"
     elif any(sign in spec for sign in "*?[") and not os.path.exists(spec):
-        found = [Path(name) for name in glob(spec, recursive=True) if os.path.isfile(name)]
-        what, fix = f"no file matches the pattern {spec}", "check it; in a shell it needs quotes, as in 'notes/*.txt'"
+        paths = [Path(name) for name in glob(spec, recursive=True) if os.path.isfile(name)]
+        reason, fix = f"no file matches the pattern {spec}", "check it; in a shell it needs quotes, as in 'notes/*.txt'"
     else:
         return [spec]
-    if not found:
-        raise CorpusError(what, fix=fix)
-    return sorted(map(str, found))
+    if not paths:
+        raise CorpusError(reason, fix=fix)
+    return sorted(map(str, paths))
 
 
 def _local_texts(uri: str) -> list[str]:
@@ -300,10 +300,10 @@ def _local_texts(uri: str) -> list[str]:
 
 def _visible_texts(folder: str) -> list[Path]:
     try:
-        found = [path for path in Path(folder).rglob("*") if path.suffix.lower() in TEXTS and path.is_file()]
+        paths = [path for path in Path(folder).rglob("*") if path.suffix.lower() in TEXTS and path.is_file()]
     except RecursionError:
         raise CorpusError(f"the folders in {folder} are too deep", fix="name a folder further inside") from None
-    return [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    return [path for path in paths if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
 
 
 def _short(spec: str) -> str:
@@ -335,11 +335,11 @@ def _combined(sources: Sequence[Source], count: int | None) -> Corpus:
             "the lines of WikiText and other texts were given together", fix="score them in separate runs"
         )
     hasher, parts, left = hashlib.sha256(), list[Corpus](), count
-    for name, own, rows in sources:
+    for name, layout, rows in sources:
         if left == 0:
             fix = f"leave {name} out, or give a larger --num-samples"
             raise CorpusError(f"--num-samples {count} leaves no rows of {name}", fix=fix)
-        parts.append(_corpus_of_rows(name, own, partial(_first, rows, left), hasher))
+        parts.append(_corpus_of_rows(name, layout, partial(_first, rows, left), hasher))
         left = None if left is None else left - parts[-1].row_count
     names = tuple(part.name for part in parts)
     return Corpus(
@@ -363,22 +363,22 @@ def _corpus_of_rows(name: str, layout: Layout, rows: RowsOf, together: Any = Non
 
     A text is hashed verbatim, other rows as lines of JSON.
     """
-    own, row_count, byte_count, marked = hashlib.sha256(), 0, 0, False
+    sha256, row_count, byte_count, marked = hashlib.sha256(), 0, 0, False
     for row in rows():
         data = row.encode() if isinstance(row, str) else json.dumps(row, ensure_ascii=False, sort_keys=True).encode()
         if layout == "text":
-            own.update(data)
+            sha256.update(data)
             marked = marked or data.startswith(BOM_UTF8)
         if layout != "text" or together is not None:
             line = json.dumps(row, ensure_ascii=False).encode() + b"\n"
-            for hasher in (together, None if layout == "text" else own):
+            for hasher in (together, None if layout == "text" else sha256):
                 if hasher is not None:
                     hasher.update(line)
         row_count, byte_count = row_count + 1, byte_count + len(data)
     if byte_count == 0:
         raise CorpusError(f"{name} contains no text", fix="give a file with at least two tokens of text")
     note = f"{name} begins with a byte order mark, which is scored as part of the text"
-    return Corpus(name, layout, rows, own.hexdigest(), row_count, byte_count, notes=(note,) if marked else ())
+    return Corpus(name, layout, rows, sha256.hexdigest(), row_count, byte_count, notes=(note,) if marked else ())
 
 
 # ── named corpora ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -407,8 +407,8 @@ def _accepted(name: str, loaded: object) -> NamedCorpus:
 # ── what a name stands for ───────────────────────────────────────────────────────────────────────────────────────────
 def _source_of(spec: str, field: str | None) -> Source:
     if spec in corpora().found:
-        known = corpora().found[spec]
-        return spec, known.layout, known.open()
+        corpus = corpora().found[spec]
+        return spec, corpus.layout, corpus.open()
     if spec.startswith("wikitext2:"):
         return "wikitext2", "lines", _wikitext2_from_file(Path(spec.removeprefix("wikitext2:")))
     for refused in corpora().refused:

@@ -130,12 +130,12 @@ def _joined_lines(corpus: Corpus, *, verbatim: bool) -> tuple[str, list[int]]:
     """
     lines = [row or WIKITEXT2_BLANK if verbatim else row for row in corpus.texts()]
     between = "" if verbatim else JOIN
-    begins, at, found = list[int](), 0, False  # found: was a text or at least an article found?
+    begins, at, has_text = list[int](), 0, False  # has_text: was a text or at least an article found?
     for line in lines:
         heading = _is_heading(line)
-        if heading and found:
+        if heading and has_text:
             begins.append(at)
-        found = found or heading or bool(line.strip())
+        has_text = has_text or heading or bool(line.strip())
         at += len(line) + len(between)
     return between.join(lines), begins
 
@@ -205,8 +205,8 @@ def as_template_takes(messages: list[Message], tokenizer: TextTokenizer, *, open
         role, content = message["role"], message["content"]
         if isinstance(content, list):
             if role not in takes_parts:
-                between, found, _ = rendered(index, _parts(first, second)).partition(first)[2].partition(second)
-                takes_parts[role] = bool(found) and "type" not in between  # else it writes lists as Python or JSON does
+                between, sep, _ = rendered(index, _parts(first, second)).partition(first)[2].partition(second)
+                takes_parts[role] = bool(sep) and "type" not in between  # else it writes lists as Python or JSON does
             if takes_parts[role]:  # without empty fields, which Parquet adds: some templates ask whether there is one
                 taken[index] = {**message, "content": _parts(*_texts_in(message))}
         elif content is None and rendered(index, None) not in ("", rendered(index, "None")):
@@ -243,19 +243,19 @@ def message_slices(messages: list[Message], tokenizer: TextTokenizer, text: str,
     places: list[tuple[int, int, Message]] = []
     try:
         for index, message in enumerate(messages):
-            found = None
+            place = None
             if message["role"] == "assistant":
-                found = assistant_turn(messages, index, tokenizer, text)
-                found = found or _rewritten_turn(messages, index, tokenizer, text)
+                place = assistant_turn(messages, index, tokenizer, text)
+                place = place or _rewritten_turn(messages, index, tokenizer, text)
             else:
-                found = _own_words(messages, index, tokenizer, text)
-            if found is None:
+                place = _own_words(messages, index, tokenizer, text)
+            if place is None:
                 return None
-            places.append((*found, message))
+            places.append((*place, message))
     except ModelError:  # the template takes whole conversations only
         return None
     places.sort(key=lambda place: place[:2])  # some templates write the system's words into a later message
-    if any(one[1] > other[0] for one, other in pairwise(places)):
+    if any(place[1] > next_place[0] for place, next_place in pairwise(places)):
         return None
     spans: list[Span] = []
     for begin, end, message in places:
@@ -268,9 +268,9 @@ def _own_words(messages: list[Message], index: int, tokenizer: TextTokenizer, te
     """Finds a message's own words: renders the conversation with a probe in their place, and looks for the probe."""
     probe, replaced = _with_probe(messages[index], text)
     other = tokenizer.render_chat([*messages[:index], replaced, *messages[index + 1 :]], open_turn=False)
-    before, found, after = other.partition(probe)
+    before, sep, after = other.partition(probe)
     begin, end = len(before), len(text) - len(after)
-    fits = found and begin <= end and text.startswith(before) and text.endswith(after)
+    fits = sep and begin <= end and text.startswith(before) and text.endswith(after)
     return (begin, end) if fits else None
 
 
@@ -279,10 +279,10 @@ def _rewritten_turn(messages: list[Message], index: int, tokenizer: TextTokenize
 
     The words are found by a probe. What the template writes around them belongs to the turn if it is the same in both.
     """
-    words = _own_words(messages, index, tokenizer, text)
-    if words is None:
+    place = _own_words(messages, index, tokenizer, text)
+    if place is None:
         return None
-    begin, end = words
+    begin, end = place
     opened = tokenizer.render_chat(messages[:index], open_turn=True)
     if len(opened) <= begin and text.startswith(opened):
         begin = len(opened)
@@ -293,7 +293,7 @@ def _rewritten_turn(messages: list[Message], index: int, tokenizer: TextTokenize
 
 
 def _with_probe(message: Message, text: str) -> tuple[str, Message]:
-    probe = next((one for one in PROBES if one not in text), PROBES[0])
+    probe = next((probe for probe in PROBES if probe not in text), PROBES[0])
     return probe, {**message, "content": _parts(probe) if isinstance(message["content"], list) else probe}
 
 
@@ -322,12 +322,12 @@ def wikitext_pages(lines: Iterable[str]) -> Iterator[str]:
     Only 60 of the 62 pages are articles: two begin at equations that look like headings. These two stay, because the
     published numbers include them. Lines before the first heading are omitted. A text without headings is one page.
     """
-    page, found = list[str](), False
+    page, has_heading = list[str](), False
     for line in lines:
         if _is_heading(line):
-            if found:
+            if has_heading:
                 yield "".join(page).removesuffix("\n")
-            page, found = [], True
+            page, has_heading = [], True
         page.append(line)
     yield "".join(page)
 

@@ -56,7 +56,7 @@ PACKED = {
 def check_readable(path: Path) -> None:
     """Raises CorpusError unless this is a readable, non-empty file. Pipes are not opened: that could block forever."""
     try:
-        found = path.stat()
+        info = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         name = str(path)
         fix = did_you_mean(name, NAMED) if "/" not in name and "." not in name else "check the path"
@@ -64,16 +64,16 @@ def check_readable(path: Path) -> None:
     except ValueError:  # the name contains NUL
         raise CorpusError(f"'{path}' cannot be the name of a file", fix="check the path") from None
     except OSError as error:
-        what = f"{path} cannot be read ({error.strerror})"
-        raise CorpusError(what, fix="check the path and its permissions") from None
-    if stat.S_ISDIR(found.st_mode):
+        message = f"{path} cannot be read ({error.strerror})"
+        raise CorpusError(message, fix="check the path and its permissions") from None
+    if stat.S_ISDIR(info.st_mode):
         raise CorpusError(f"{path} is a folder", fix="name the files in it")
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(info.st_mode):
         fix = "give it as standard input, with --corpus -, or save it to a file first"
         raise CorpusError(f"{path} is a pipe or a device, not a file", fix=fix)
     if not os.access(path, os.R_OK):
         raise CorpusError(f"{path} cannot be read", fix="check its permissions")
-    if found.st_size == 0:
+    if info.st_size == 0:
         raise CorpusError(f"{path} is empty", fix="give a file with text in it")
     with open_regular(path) as file:
         begins = file.read(16)
@@ -119,12 +119,12 @@ def decoded(data: bytes | bytearray, name: str) -> str:
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        what = f"{name} is not UTF-8: byte 0x{data[error.start]:02x} at {_place(data, error.start)}"
+        message = f"{name} is not UTF-8: byte 0x{data[error.start]:02x} at {_place(data, error.start)}"
         fix = f"convert it first, as in: iconv -f latin1 -t utf-8 {name} > fixed.txt"
-        raise CorpusError(what, fix=fix) from None
+        raise CorpusError(message, fix=fix) from None
     if (at := data.find(b"\0")) >= 0:  # the only sign of English in UTF-16 without a byte order mark
-        what = f"{name} contains a NUL byte at {_place(data, at)}: it is UTF-16, or not text"
-        raise CorpusError(what, fix=f"convert it first, as in: iconv -f utf-16 -t utf-8 {name} > fixed.txt")
+        message = f"{name} contains a NUL byte at {_place(data, at)}: it is UTF-16, or not text"
+        raise CorpusError(message, fix=f"convert it first, as in: iconv -f utf-16 -t utf-8 {name} > fixed.txt")
     return text
 
 
@@ -204,16 +204,16 @@ def checked_row(row: Mapping[str, object], field: str, where: str) -> Row:
         _check_messages(value, f"{where}: field '{field}'")
         return cast(list[Message], value)
     wanted = "not a list of messages" if field == "messages" else "neither text nor a list of messages"
-    what = f"{where}: field '{field}' is {_kind(value)}, {wanted}"
-    raise CorpusError(what, fix="correct the row, or name another field")
+    message = f"{where}: field '{field}' is {_kind(value)}, {wanted}"
+    raise CorpusError(message, fix="correct the row, or name another field")
 
 
 def _choose(names: Iterable[str]) -> str:
-    known = list(names)
-    if not known:
+    fields = list(names)
+    if not fields:
         return ROWS_LIKE
-    shown = ", ".join(str(name)[:40] for name in known[:20])
-    return f"choose one with --field ({shown}{', …' if len(known) > 20 else ''})"
+    shown = ", ".join(str(name)[:40] for name in fields[:20])
+    return f"choose one with --field ({shown}{', …' if len(fields) > 20 else ''})"
 
 
 def _kind(value: Any) -> str:
@@ -243,13 +243,13 @@ def _check_messages(messages: list[Any], where: str) -> None:
     for number, message in enumerate(messages, 1):
         content = message["content"]
         if content is None and not message.get("tool_calls"):
-            what = f"{where}: content of message {number} is null, and there are no tool_calls"
-            raise CorpusError(what, fix='remove the row, or give "content": ""')
+            problem = f"{where}: content of message {number} is null, and there are no tool_calls"
+            raise CorpusError(problem, fix='remove the row, or give "content": ""')
         for part in content if isinstance(content, list) else ():
             if part.get("type") != "text" or not isinstance(part.get("text"), str):
                 kind = f"of type {shortened(str(part['type']))}" if "type" in part else "without a type"
-                what = f"{where}: message {number} has a part {kind}, and only parts of type text are scored"
-                raise CorpusError(what, fix='remove the row, or give parts like {"type": "text", "text": "…"}')
+                problem = f"{where}: message {number} has a part {kind}, and only parts of type text are scored"
+                raise CorpusError(problem, fix='remove the row, or give parts like {"type": "text", "text": "…"}')
 
 
 # ── Parquet ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -319,8 +319,8 @@ def wikitext2_from_hub() -> RowsOf:
 
 def require_datasets() -> None:
     """Refuses if the package that reads datasets of the hub is not installed; it is not imported."""
-    known = sys.modules["datasets"] if "datasets" in sys.modules else importlib.util.find_spec("datasets")
-    if known is None:
+    package = sys.modules["datasets"] if "datasets" in sys.modules else importlib.util.find_spec("datasets")
+    if package is None:
         raise CorpusError("--dataset needs the package 'datasets'", fix=pip_install("datasets"))
 
 

@@ -71,10 +71,10 @@ class _Cutter:
 
     def together(self, texts: list[str]) -> Iterator[Encoded]:
         """The tokens of several texts, each as a whole."""
-        found = encode_many(self.tokenizer, texts, special=self.special)
-        for i, start in enumerate(found.starts[:-1]):
-            mine = slice(found.bounds[i], found.bounds[i + 1])
-            yield found.ids[mine], found.char_end[mine] - start
+        encoding = encode_many(self.tokenizer, texts, special=self.special)
+        for i, start in enumerate(encoding.starts[:-1]):
+            mine = slice(encoding.bounds[i], encoding.bounds[i + 1])
+            yield encoding.ids[mine], encoding.char_end[mine] - start
 
     def alone(self, text: str) -> Encoded:
         """The tokens of a long text, in parts if it can be cut."""
@@ -87,9 +87,9 @@ class _Cutter:
         ids, ends, several = [self.before], [np.zeros(len(self.before), np.int64)], max(1, TOGETHER // PART)
         for first in range(0, len(places) - 1, several):
             edges = places[first : first + several + 1]
-            found = encode_many(self.tokenizer, [text[begin:end] for begin, end in pairwise(edges)])
-            ids.append(found.ids)
-            ends.append(found.char_end + edges[0])
+            encoding = encode_many(self.tokenizer, [text[begin:end] for begin, end in pairwise(edges)])
+            ids.append(encoding.ids)
+            ends.append(encoding.char_end + edges[0])
         last = max(int(some.max(initial=0)) for some in ends)
         return np.concatenate([*ids, self.after]), np.concatenate([*ends, np.full(len(self.after), last)])
 
@@ -110,7 +110,7 @@ class _Cutter:
         """Returns the first place from ``begin`` on at which the text can be cut; None if there is none in reach."""
         if isinstance(self.tokenizer, ByteTokenizer):
             return begin
-        places = (found.start() for found in ENDS_OF_WORDS.finditer(text, begin, begin + REACH - AROUND))
+        places = (match.start() for match in ENDS_OF_WORDS.finditer(text, begin, begin + REACH - AROUND))
         tried = islice(places, TRIED)
         return next((at for at in tried if self._can_cut(text[at - AROUND : at], text[at : at + AROUND])), None)
 
@@ -120,11 +120,11 @@ class _Cutter:
         before, after, both = (
             text if normalizer is None else normalizer.normalize_str(text) for text in (left, right, left + right)
         )
-        words = (place for _, place in pre_tokenizer.pre_tokenize_str(both))
-        if before + after != both or any(begin < len(before) < end for begin, end in words):
+        spans = (place for _, place in pre_tokenizer.pre_tokenize_str(both))
+        if before + after != both or any(begin < len(before) < end for begin, end in spans):
             return False
-        found = encode_many(self.tokenizer, [left + right, left, right])
-        middle, ends = int(found.bounds[1]), found.char_end - len(left + right)
-        return np.array_equal(found.ids[:middle], found.ids[middle:]) and np.array_equal(
-            found.char_end[:middle], ends[middle:]
+        encoding = encode_many(self.tokenizer, [left + right, left, right])
+        middle, ends = int(encoding.bounds[1]), encoding.char_end - len(left + right)
+        return np.array_equal(encoding.ids[:middle], encoding.ids[middle:]) and np.array_equal(
+            encoding.char_end[:middle], ends[middle:]
         )

@@ -68,13 +68,13 @@ class SliceRule:
         return f"{self.name}={self.start}..{self.end}"
 
 
-def read_rules(given: str | Sequence[str] | None) -> tuple[SliceRule, ...]:
+def read_rules(rules: str | Sequence[str] | None) -> tuple[SliceRule, ...]:
     """Reads rules as ``--slice`` takes them.
 
     >>> read_rules("thinking=<think>..</think>")
     (SliceRule(name='thinking', start='<think>', end='</think>'),)
     """
-    return tuple(map(_read_rule, [given] if isinstance(given, str) else given or ()))
+    return tuple(map(_read_rule, [rules] if isinstance(rules, str) else rules or ()))
 
 
 def _read_rule(text: str) -> SliceRule:
@@ -116,35 +116,36 @@ class Slicing:
 
     def document(self, text: str, spans: Iterable[Span] = (), outside: str = REST) -> DocumentSlices:
         """The slices of one document, by rules; ``spans`` are known already, and sorted. Rules win over them."""
-        known = [(begin, end, self.code(name)) for begin, end, name in spans]
+        coded_spans = [(begin, end, self.code(name)) for begin, end, name in spans]
         by_rule = [self._matches(number, text) for number in range(len(self.rules))]
-        return DocumentSlices(self, self.code(outside), [known, *reversed(by_rule)])
+        return DocumentSlices(self, self.code(outside), [coded_spans, *reversed(by_rule)])
 
     def _matches(self, number: int, text: str) -> list[CodedSpan]:
         """The spans of a rule: from each START to the next END; one without an END goes to the end of the text."""
-        rule, found, at = self.rules[number], list[CodedSpan](), 0
+        rule, spans, at = self.rules[number], list[CodedSpan](), 0
         while (begin := text.find(rule.start, at)) >= 0:
             end = text.find(rule.end, begin + len(rule.start))
             at = len(text) if end < 0 else end + len(rule.end)
-            found.append((begin, at, self.code(rule.name)))
+            spans.append((begin, at, self.code(rule.name)))
             self._unclosed[number] += end < 0
-        self._found[number] += len(found)
-        return found
+        self._found[number] += len(spans)
+        return spans
 
     def turn(self, text: str, begin: int, end: int) -> list[Span]:
         """The slices of what an assistant wrote: thinking and calls of tools between known markers, else the answer."""
         spans, at = list[Span](), begin
         before = text[max(0, begin - LONGEST_MARK) : begin].rstrip()
-        mark: Mark | None = next((one for one in TURN_MARKS if before.endswith(one[1])), None)  # the prompt opened it
+        # the prompt opened it
+        mark: Mark | None = next((mark for mark in TURN_MARKS if before.endswith(mark[1])), None)
         while at < end:
             if mark is None:
-                starts: list[tuple[int, Mark]] = [(text.find(one[1], at, end), one) for one in TURN_MARKS]
-                first, mark = min((found for found in starts if found[0] >= 0), default=(end, None))
+                starts: list[tuple[int, Mark]] = [(text.find(mark[1], at, end), mark) for mark in TURN_MARKS]
+                first, mark = min((start for start in starts if start[0] >= 0), default=(end, None))
                 spans += [(at, first, ANSWER)] if at < first else []
                 at = first
             else:
                 name, _, *closes = mark
-                ends = [found + len(close) for close in closes if (found := text.find(close, at, end)) >= 0]
+                ends = [position + len(close) for close in closes if (position := text.find(close, at, end)) >= 0]
                 self._open_turns += bool(closes) and not ends
                 after = min(ends, default=end)
                 spans.append((at, after, name))
@@ -153,13 +154,13 @@ class Slicing:
 
     def finish(self) -> tuple[str, ...]:
         """Returns notes, after the last document. Refuses a rule that matches nowhere."""
-        for rule, found in zip(self.rules, self._found, strict=True):
-            if not found:
+        for rule, matches in zip(self.rules, self._found, strict=True):
+            if not matches:
                 fix = f"check its START ({rule.start!r}), or leave it out"
                 raise CorpusError(f"--slice {rule} matches nothing in the text", fix=fix)
         notes = [
-            f"slice {rule.name}: {count} of {found} not closed by {rule.end}, so to the end of the document"
-            for rule, found, count in zip(self.rules, self._found, self._unclosed, strict=True)
+            f"slice {rule.name}: {count} of {matches} not closed by {rule.end}, so to the end of the document"
+            for rule, matches, count in zip(self.rules, self._found, self._unclosed, strict=True)
             if count
         ]
         if self._open_turns:
@@ -183,8 +184,8 @@ class DocumentSlices:
         """The code of each token's slice, for tokens with the characters that they own."""
         codes = np.full(len(starts), self._outside, np.int32)
         at = np.where(ends > starts, starts, np.maximum(starts - 1, 0))
-        for begins, stops, its in self._layers:
+        for begins, stops, layer_codes in self._layers:
             index = np.searchsorted(begins, at, side="right") - 1
             inside = (index >= 0) & (at < stops[index])
-            codes[inside] = its[index[inside]]
+            codes[inside] = layer_codes[index[inside]]
         return codes

@@ -74,14 +74,14 @@ def owned(texts: Sequence[str]) -> list[str]:
     >>> owned([" <0xE6><0x9D>", "<0xB1>", " is"])
     [' 東', '<0xB1>', ' is']
     """
-    found, run = list(texts), list[int]()
+    shown_texts, run = list(texts), list[int]()
     for index, text in enumerate([*texts, ""]):
         if _NAMES.search(text):
             run.append(index)
         elif run:
-            _own(found, run)
+            _own(shown_texts, run)
             run = []
-    return found
+    return shown_texts
 
 
 def _own(texts: list[str], run: Sequence[int]) -> None:

@@ -120,10 +120,10 @@ class HuggingFaceTokenizer:
         if Path(folder).is_dir():
             require_plain_files(Path(folder))
             require_bounded(Path(folder))
-        found = None if trust_remote_code else TokenizerFile.of(Path(folder))
-        found = found or load_transformers(folder, trust_remote_code=trust_remote_code)
+        tokenizer = None if trust_remote_code else TokenizerFile.of(Path(folder))
+        tokenizer = tokenizer or load_transformers(folder, trust_remote_code=trust_remote_code)
         try:
-            return HuggingFaceTokenizer(found, str(folder))
+            return HuggingFaceTokenizer(tokenizer, str(folder))
         except ScoremodeError:
             raise
         except Exception as error:
@@ -162,19 +162,19 @@ class HuggingFaceTokenizer:
 
     def encode_together(self, texts: Sequence[str], *, special: bool) -> EncodedTexts:
         """Encodes several texts, each as ``encode`` does, in a fraction of the time."""
-        found = self._called(texts, special=special, return_offsets_mapping=True)
-        starts, bounds = _edges(map(len, texts)), _edges(map(len, found["input_ids"]))
+        batch = self._called(texts, special=special, return_offsets_mapping=True)
+        starts, bounds = _edges(map(len, texts)), _edges(map(len, batch["input_ids"]))
         count = int(bounds[-1])
-        ids = np.fromiter(chain.from_iterable(found["input_ids"]), np.int32, count)
-        pairs = chain.from_iterable(chain.from_iterable(found["offset_mapping"]))
+        ids = np.fromiter(chain.from_iterable(batch["input_ids"]), np.int32, count)
+        pairs = chain.from_iterable(chain.from_iterable(batch["offset_mapping"]))
         offsets = np.fromiter(pairs, np.int64, 2 * count).reshape(-1, 2)
         offsets += np.repeat(starts[:-1], np.diff(bounds))[:, None]
         return _owned(ids, offsets[:, 0], offsets[:, 1], joined="".join(texts), starts=starts, bounds=bounds)
 
     def ids_together(self, texts: Sequence[str], *, special: bool) -> list[list[int]]:
         """The ids of several texts without positions, in about half the time of ``encode_together``."""
-        found: list[list[int]] = self._called(texts, special=special)["input_ids"]
-        return found
+        ids: list[list[int]] = self._called(texts, special=special)["input_ids"]
+        return ids
 
     def ids(self, text: str, *, special: bool) -> Ids:
         return np.array(self.ids_together([text], special=special)[0], dtype=np.int32)
@@ -297,11 +297,12 @@ def _owned(ids: Ids, begin: Ints, end: Ints, *, joined: str, starts: Ints, bound
     """As ``owned_characters``, for several texts in one pass: no token reaches into another text."""
     counts = np.diff(bounds)
     ends: Ints = np.maximum.accumulate(np.minimum(end, np.repeat(starts[1:], counts)))
-    own: Ints = np.empty_like(ends)  # a token begins where the last one ended; the first one, where its text begins
-    own[1:] = ends[:-1]
-    own[bounds[:-1][counts > 0]] = starts[:-1][counts > 0]
-    touches = np.where(end <= begin, own, np.minimum(begin, own))
-    return EncodedTexts(ids, own, ends, touches, joined, starts, bounds)
+    # a token begins where the last one ended; the first one, where its text begins
+    char_start: Ints = np.empty_like(ends)
+    char_start[1:] = ends[:-1]
+    char_start[bounds[:-1][counts > 0]] = starts[:-1][counts > 0]
+    touches = np.where(end <= begin, char_start, np.minimum(begin, char_start))
+    return EncodedTexts(ids, char_start, ends, touches, joined, starts, bounds)
 
 
 def _edges(lengths: Iterable[int]) -> Ints:
@@ -313,22 +314,22 @@ def _edges(lengths: Iterable[int]) -> Ints:
 def encode_many(tokenizer: TextTokenizer, texts: Sequence[str], *, special: bool = False) -> EncodedTexts:
     """The tokens of several texts, each exactly as ``tokenizer.encode`` gives them.
 
-    >>> found = encode_many(ByteTokenizer(), ["ab", "é"])
-    >>> found.ids.tolist(), found.bounds.tolist(), found.char_end.tolist()
+    >>> encoding = encode_many(ByteTokenizer(), ["ab", "é"])
+    >>> encoding.ids.tolist(), encoding.bounds.tolist(), encoding.char_end.tolist()
     ([97, 98, 195, 169], [0, 2, 4], [1, 2, 3, 3])
     """
     if isinstance(tokenizer, ByteTokenizer) or (isinstance(tokenizer, HuggingFaceTokenizer) and _are_short(texts)):
         return tokenizer.encode_together(texts, special=special)
-    found, starts = [tokenizer.encode(text, special=special) for text in texts], _edges(map(len, texts))
-    placed = list(zip(found, starts[:-1], strict=True))
+    encodings, starts = [tokenizer.encode(text, special=special) for text in texts], _edges(map(len, texts))
+    placed = list(zip(encodings, starts[:-1], strict=True))
     return EncodedTexts(
-        ids=np.concatenate([one.ids for one in found]),
-        char_start=np.concatenate([one.char_start + at for one, at in placed]),
-        char_end=np.concatenate([one.char_end + at for one, at in placed]),
-        touches=np.concatenate([one.touches + at for one, at in placed]),
+        ids=np.concatenate([encoding.ids for encoding in encodings]),
+        char_start=np.concatenate([encoding.char_start + at for encoding, at in placed]),
+        char_end=np.concatenate([encoding.char_end + at for encoding, at in placed]),
+        touches=np.concatenate([encoding.touches + at for encoding, at in placed]),
         joined="".join(texts),
         starts=starts,
-        bounds=_edges(len(one.ids) for one in found),
+        bounds=_edges(len(encoding.ids) for encoding in encodings),
     )
 
 

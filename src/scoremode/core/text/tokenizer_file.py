@@ -86,8 +86,8 @@ def require_bounded(folder: Path) -> None:
     except (OSError, ValueError, RecursionError):  # the library says what is wrong
         return
     if growth > MOST_GROWTH:
-        what = f"the tokenizer in {folder} may make a text {growth:.3g} times as long"
-        raise ModelError(what, fix="get its tokenizer.json again, or name another folder with --tokenizer")
+        message = f"the tokenizer in {folder} may make a text {growth:.3g} times as long"
+        raise ModelError(message, fix="get its tokenizer.json again, or name another folder with --tokenizer")
 
 
 def _growth(part: Any) -> float:
@@ -126,7 +126,7 @@ class TokenizerFile:
         """The tokenizer of a folder; None if Transformers must load it, because it may change or refuse the file."""
         try:
             about, model = (json.loads(read_file(folder / name)) for name in ("tokenizer_config.json", "config.json"))
-            named = {name: about.get(name) for name in NAMED}
+            special_tokens = {name: about.get(name) for name in NAMED}
             general = about["tokenizer_class"] == GENERAL_CLASS and model["model_type"] == "llama"
             if (
                 not general
@@ -135,16 +135,16 @@ class TokenizerFile:
                 or any((folder / n).exists() for n in MORE_FILES)
             ):
                 return None
-            return TokenizerFile._as_it_is(folder, named)
+            return TokenizerFile._as_it_is(folder, special_tokens)
         except Exception:  # the library raises a plain Exception for a damaged file
             return None
 
     @staticmethod
-    def _as_it_is(folder: Path, named: Mapping[str, str | None]) -> TokenizerFile | None:
+    def _as_it_is(folder: Path, special_tokens: Mapping[str, str | None]) -> TokenizerFile | None:
         from tokenizers import Tokenizer
 
         backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        ids = {name: backend.token_to_id(token) for name, token in named.items() if token is not None}
+        ids = {name: backend.token_to_id(token) for name, token in special_tokens.items() if token is not None}
         if backend.get_vocab_size() > MOST_IDS or set(ids.values()) - backend.get_added_tokens_decoder().keys():
             return None
         special = [token for token in dict.fromkeys(ids.values()) if token is not None]
@@ -162,5 +162,5 @@ class TokenizerFile:
         self, texts: Sequence[str], *, add_special_tokens: bool, return_offsets_mapping: bool = False, **_: bool
     ) -> dict[str, list[Any]]:
         encodings = self.backend_tokenizer.encode_batch(list(texts), add_special_tokens=add_special_tokens)
-        found = {"input_ids": [encoding.ids for encoding in encodings]}
-        return found | {"offset_mapping": [e.offsets for e in encodings]} if return_offsets_mapping else found
+        batch = {"input_ids": [encoding.ids for encoding in encodings]}
+        return batch | {"offset_mapping": [e.offsets for e in encodings]} if return_offsets_mapping else batch

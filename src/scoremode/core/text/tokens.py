@@ -126,19 +126,19 @@ def first_tokens(tokens: Tokens, limit: int) -> tuple[Tokens, int]:
     if limit < 1:
         raise OptionError(f"--document-tokens {limit} leaves no text", fix="give 2 or more")
     lengths = np.diff(tokens.doc_starts)
-    kept = np.minimum(lengths, limit)
+    cut_lengths = np.minimum(lengths, limit)
     inside = np.arange(len(tokens)) - np.repeat(tokens.doc_starts[:-1], lengths) < limit
-    document = np.repeat(np.arange(len(lengths)), kept)
+    document = np.repeat(np.arange(len(lengths)), cut_lengths)
 
     def counted(of_token: Ids, of_document: Ints) -> Ints:
         """A count per document: of its kept tokens if it was shortened, else of the whole document."""
-        found = np.bincount(document, of_token[inside], minlength=len(of_document)).astype(np.int64)
-        return frozen(np.where(kept < lengths, found, of_document))
+        counts = np.bincount(document, of_token[inside], minlength=len(of_document)).astype(np.int64)
+        return frozen(np.where(cut_lengths < lengths, counts, of_document))
 
     cut = replace(
         tokens,
         ids=frozen(tokens.ids[inside]),
-        doc_starts=frozen(np.concatenate([[0], np.cumsum(kept)]).astype(np.int64)),
+        doc_starts=frozen(np.concatenate([[0], np.cumsum(cut_lengths)]).astype(np.int64)),
         char_end=frozen(tokens.char_end[inside]),
         byte_len=frozen(tokens.byte_len[inside]),
         word_starts=frozen(tokens.word_starts[inside]),
@@ -147,7 +147,7 @@ def first_tokens(tokens: Tokens, limit: int) -> tuple[Tokens, int]:
         target_mask=None if tokens.target_mask is None else frozen(tokens.target_mask[inside]),
         slices=None if tokens.slices is None else frozen(tokens.slices[inside]),
     )
-    return cut, int((kept < lengths).sum())
+    return cut, int((cut_lengths < lengths).sum())
 
 
 def byte_lengths(text: str, ends: Ints) -> Ids:
@@ -199,9 +199,9 @@ class SpelledIds:
     lone: int  # bytes that belong to no character
 
     @staticmethod
-    def of(ids: Ids, known: list[bytes]) -> SpelledIds:
+    def of(ids: Ids, vocabulary: list[bytes]) -> SpelledIds:
         """Joins the bytes of tokens, so that a character that was cut into several tokens is whole again."""
-        pieces = [known[i] if i < len(known) else b"" for i in ids.tolist()]
+        pieces = [vocabulary[i] if i < len(vocabulary) else b"" for i in ids.tolist()]
         raw = b"".join(pieces)
         points = np.frombuffer(raw.decode("utf-8", "surrogateescape").encode("utf-32-le", "surrogatepass"), np.uint32)
         lone = (points >= LONE[0]) & (points <= LONE[1])
@@ -218,11 +218,11 @@ def tokens_of_ids(ids: Sequence[Ids], spelled: Sequence[SpelledIds], tokenizer: 
     return Tokens(
         ids=frozen(np.concatenate(ids).astype(np.int32)),
         doc_starts=frozen(np.cumsum([0, *map(len, ids)], dtype=np.int64)),
-        char_end=frozen(np.concatenate([one.ends for one in spelled]).astype(np.int64)),
-        byte_len=frozen(np.concatenate([one.byte_len for one in spelled])),
-        word_starts=frozen(np.concatenate([word_starts_in(one.text, one.ends) for one in spelled])),
-        doc_bytes=frozen(np.array([len(one.raw) for one in spelled], np.int64)),
-        doc_words=frozen(np.array([count_words(one.text) for one in spelled], np.int64)),
+        char_end=frozen(np.concatenate([document.ends for document in spelled]).astype(np.int64)),
+        byte_len=frozen(np.concatenate([document.byte_len for document in spelled])),
+        word_starts=frozen(np.concatenate([word_starts_in(document.text, document.ends) for document in spelled])),
+        doc_bytes=frozen(np.array([len(document.raw) for document in spelled], np.int64)),
+        doc_words=frozen(np.array([count_words(document.text) for document in spelled], np.int64)),
         tokenizer=tokenizer.facts,
     )
 
@@ -249,8 +249,8 @@ def _notes(text: str, stored: Encoding, tokenizer: TextTokenizer, lone: int) -> 
     if lone:
         yield lone_bytes(lone)
     visible = stored.char_end > stored.char_start
-    own = tokenizer.encode(text, special=False)
-    alike = np.isin(_places(stored.ids[visible], stored.char_end[visible]), _places(own.ids, own.char_end))
+    encoding = tokenizer.encode(text, special=False)
+    alike = np.isin(_places(stored.ids[visible], stored.char_end[visible]), _places(encoding.ids, encoding.char_end))
     if len(alike) and alike.mean() < OURS:
         yield (
             f"the candidate's tokenizer cuts only {alike.mean():.1%} of this text into the stored tokens: "
@@ -260,5 +260,5 @@ def _notes(text: str, stored: Encoding, tokenizer: TextTokenizer, lone: int) -> 
 
 def _places(ids: Ids, ends: Ints) -> Ints:
     """Combines the id of a token and the position of its end into one number."""
-    found: Ints = ends.astype(np.int64) << 32 | ids.astype(np.int64)
-    return found
+    places: Ints = ends.astype(np.int64) << 32 | ids.astype(np.int64)
+    return places
