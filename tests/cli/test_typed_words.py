@@ -45,7 +45,7 @@ REFUSED = {
     "ppl x.gguf -fa on -ctk q8_0": "type scoremode ppl x.gguf --flash-attn on --cache-type-k q8_0;",
     f"ppl {M} --chunks=2": f"type scoremode ppl {M} --max-windows=2;",
     f"ppl {M} --ctx-size 512": f"type scoremode ppl {M} --context-length 512;",
-    f"ppl {M} --batch_size 8": "--batch_size is --batch-tokens or --n-batch here;",
+    f"ppl {M} --batch_size 8": "--batch_size is --n-batch here;",
     "ppl --model x": "type scoremode ppl x;",
     f"ppl {M} --ctx 512 --limit 5 --tp 2": "--context-length 512 --num-samples 5 --tensor-parallel-size 2;",
     f"ppl {M} -r 20 -l 1024": f"type scoremode ppl {M} --max-windows 20 --context-length 1024;",

@@ -42,6 +42,7 @@ for group, added in extensions.verbs().items():
 VERBS = {name: verb for verbs in GROUPS.values() for name, verb in verbs.items()}
 RENAMED = {old: now for verb in VERBS.values() for old, now in verb.renamed.items()}
 OUR_BUG = 70
+STDIN = ("/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 
 EXAMPLES = (
     "scoremode ppl smollm2-135m --corpus python-docs --num-samples 5",
@@ -118,7 +119,7 @@ def _drop_unusable_threads() -> None:
 
 def _run(arguments: list[str]) -> int:
     if arguments[:1] in (["help"], ["version"]):
-        arguments = [*arguments[1:2], f"--{arguments[0]}"]
+        arguments = [*arguments[1:2], "--help"] if arguments[0] == "help" else ["--version"]
     if arguments and arguments[0] in VERBS and VERBS[arguments[0]].passes_all_on:
         return int(VERBS[arguments[0]].run(argparse.Namespace(words=arguments[1:])) or 0)
     parser = build_parser(arguments[0] if arguments else None)
@@ -134,15 +135,20 @@ def _run(arguments: list[str]) -> int:
     if parsed.verbose and parsed.quiet:
         return _complain("--verbose and --quiet exclude each other; give one of them")
     streams.show_log(verbose=parsed.verbose, quiet=parsed.quiet)
+    signals.everything_is_kept(fresh=bool(getattr(parsed, "fresh", False)))
     code = int(parsed.run(parsed) or 0)
-    if {"corpus", "prompt"} & vars(parsed).keys() and text_waits():
+    is_read = any(word.rpartition("=")[2] in STDIN for word in arguments)  # a file opened again has a place of its own
+    if {"corpus", "prompt"} & vars(parsed).keys() and not is_read and text_waits():
         print_line("scoremode: nothing read the text on standard input; scoremode ppl MODEL --corpus - scores it")
     return code
 
 
 def _no_command(name: str, *arguments: str) -> str:
     """What to type instead of a command that there is not, or no longer."""
-    typed = shlex.join(arguments) if 0 < len(shlex.join(arguments)) <= MOST_REPEATED else ""
+    from scoremode.core.disk.manifests import command_without_secrets  # heavy
+
+    typed = shlex.join(command_without_secrets(list(arguments)))
+    typed = typed if len(typed) <= MOST_REPEATED else ""
     if name in RENAMED:
         now, usual = RENAMED[name]
         return f"{name} is part of another command now; type scoremode {now.format(typed or usual).rstrip()}"
@@ -151,7 +157,9 @@ def _no_command(name: str, *arguments: str) -> str:
     if len(meant) == 1:
         chosen = (verbs := build_parser().verbs())[meant[0]]
         command = f"{chosen.prog} {typed}" if typed else VERBS[meant[0]].examples[0]
-        instead = in_our_words(arguments, chosen, verbs) or f"type {command}"
+        meanings = in_our_words(arguments, chosen, verbs)
+        instead = f"type {command}" if meanings is None else meanings
+        instead = instead if "type " in instead else f"type {chosen.prog}; {meanings}"
     return f"there is no command '{name}'; {instead}"
 
 

@@ -137,7 +137,9 @@ class CompareVerb(Verb):
         code = verdict([*failures, *worse])
         if unwritten is not None:
             logger.error(str(unwritten))
-        return _tell_failed(failed, others=True) if failed else CANDIDATES_FAILED if unwritten else code
+        if failed:
+            return _tell_failed(failed, others=True, fresh=parsed.fresh)
+        return CANDIDATES_FAILED if unwritten else code
 
 
 def _show_comparison(
@@ -191,11 +193,12 @@ def _reasons(failed: Mapping[str, ScoremodeError]) -> dict[str, Any]:
     return {"failed": [{"name": name, "reason": str(error)} for name, error in failed.items()]}
 
 
-def _tell_failed(failed: Mapping[str, ScoremodeError], *, others: bool = False) -> int:
+def _tell_failed(failed: Mapping[str, ScoremodeError], *, others: bool = False, fresh: bool = False) -> int:
     """Prints which candidates failed and why, and returns the exit code. ``others``: were some of them scored?"""
     for name, error in failed.items():
         logger.error("%s failed: %s", name, error)
-    again = "the others are kept: the same command scores only these" if others else "run the same command again"
+    scores = f"the same command{' without --fresh' * fresh} scores only these"
+    again = f"the others are kept: {scores}" if others else "run the same command again"
     logger.error("%d %s not scored; %s", len(failed), "candidate was" if len(failed) == 1 else "candidates were", again)
     return CANDIDATES_FAILED
 

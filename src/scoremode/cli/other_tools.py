@@ -15,7 +15,6 @@ FLAGS = {  # ours, or a sentence: theirs. Of a flag that stands twice, both are 
     "--context-length": "-l --ctx --ctx-size --n-ctx --seqlen --seq-len --sequence-length --length --max-length",
     "--max-windows": "-r --chunks --rows",
     "--num-samples": "-L --limit --nsamples",
-    "--batch-tokens": "--batch-size",
     "--n-batch": "-b --batch-size",
     "--n-ubatch": "-ub --ubatch-size",
     "--n-gpu-layers": "-ngl --ngl --gpu-layers",

@@ -29,7 +29,7 @@ TAKE_URIS = {
 }
 STORED = re.compile(rf"({'|'.join(STORES)})://", re.IGNORECASE)
 WRITTEN = {"out", "records", "report", "output", "write", "kld", "write_recipe"}  # flags that name what is written
-MOST_REPEATED = 250  # characters of a command that an answer repeats
+MOST_REPEATED = 300  # characters of a command that an answer repeats
 LONGEST = 400  # characters of a complaint: an argument may be a whole book
 
 
@@ -151,7 +151,7 @@ def _unknown(unknown: list[str], typed: list[str], chosen: Parser, verbs: dict[s
     """
     flag = next((a.split("=")[0] for a in unknown if a.startswith("-") and a not in ("-", "--")), None)
     if flag is None:
-        return _not_taken(unknown[0], typed, chosen.flags())
+        return _not_taken(unknown[0], typed, chosen)
     if chosen.verbs():
         return f"{flag} is not a flag of scoremode itself; a command comes first, as in scoremode ppl MODEL {flag}"
     near = _nearest(flag, chosen)
@@ -177,28 +177,38 @@ def in_our_words(typed: Iterable[str], chosen: Parser, verbs: Mapping[str, Parse
     """What to type instead of the arguments of a verb; None if they have no words of other tools."""
     flags, everything = chosen.flags(), {*verbs}.union(*(verb.flags() for verb in verbs.values()))
     flags |= {"MODEL" for action in chosen._actions if action.dest in ("model", "baseline")}
-    meant, command = list[str](), [chosen.prog]
+    meant, command, is_clear = list[str](), [chosen.prog], True
     for word in typed:
         flag, equals, value = word.partition("=")
         names = [ours for ours, theirs in FLAGS.items() if flag.replace("_", "-") in theirs.split()]
         names = [ours for ours in names if ours in flags or (" " in ours and {*NAMED.findall(ours)} <= everything)]
         if flag in flags or not names:
             command.append(word)
+            is_clear &= flag in flags or re.match(r"-[^\d.]", word) is None
             continue
         if " " in names[0]:
             return f"there is no flag {flag}; {names[0]}"
         meant.append(f"{flag} is {' or '.join(names)}")
         command += [value] * bool(equals) if names == ["MODEL"] else [names[0] + equals + value]
-    line = f"; type {command[0]} {shlex.join(command[1:])}"
-    is_clear = not any(" or " in meaning for meaning in meant) and len(line) <= MOST_REPEATED
-    return f"{', '.join(meant)} here{line if is_clear else ''}" if meant else None
+    from scoremode.core.disk.manifests import command_without_secrets  # heavy
+
+    line, meanings = shlex.join(command_without_secrets(command[1:])), f"{', '.join(meant)} here"
+    if not is_clear or any(" or " in meaning for meaning in meant) or len(line) > MOST_REPEATED:
+        return meanings if meant else None
+    line = f"type {command[0]} {line}"
+    return (f"{meanings}; {line}" if len(meanings) + len(line) < LONGEST - 50 else line) if meant else None
 
 
-def _not_taken(word: str, typed: list[str], flags: set[str]) -> str:
+def _not_taken(word: str, typed: list[str], chosen: Parser) -> str:
     """What to type instead of an argument too many: most are a text, or another model."""
     from scoremode.core.text.corpus import TEXTS, corpora
 
-    line = f"nothing takes the argument '{word}'"
+    flags, line = chosen.flags(), f"nothing takes the argument '{word}'"
+    before = typed[typed.index(word) - 1] if typed.index(word) else ""
+    if any(before in action.option_strings and action.nargs == 0 for action in chosen._actions):
+        return f"{line}: {before} has no value"
+    if any(action.nargs == "+" and not action.option_strings for action in chosen._actions):
+        return f"{line}; all candidates stand together, before the flags"
     if "--corpus" not in flags:
         return line + '; as in --prompt "1 + 1 =" --target " 2"' * ("--target" in flags)
     if {"-f", "--corpus", "--text", "--dataset"} & {part.partition("=")[0] for part in typed}:

@@ -55,7 +55,7 @@ def wings() -> tuple[Wing, ...]:
     """All wings whose needs are there, in the order of their folders' names."""
     folders = sorted(path.parent.relative_to(HOUSE) for path in HOUSE.glob("*/*/wing.py"))
     declared = (import_module(".".join((PACKAGE, *folder.parts, "wing"))).WING for folder in folders)
-    return tuple(wing for wing in declared if all((HOUSE / folder).is_dir() for folder in wing.needs))
+    return tuple(wing for wing in declared if all((HOUSE / folder / "__init__.py").is_file() for folder in wing.needs))
 
 
 def load(address: str) -> Any:

@@ -277,7 +277,8 @@ def comparison_notes(comparisons: Sequence[Comparison]) -> list[Note]:
             if others := [comparisons[j].name for j in tied if j not in seen]:
                 notes.append(Note(f"cannot be told apart: {comparisons[i].name} from {', '.join(others)}", "yellow"))
         if pairs:
-            notes.append(Note(pairs if len(notes) > before else f"all are told apart by mean KL: {pairs}", "dim"))
+            all_apart = len(notes) == before and len(seen) == len(comparisons)
+            notes.append(Note(f"all are told apart by mean KL: {pairs}" if all_apart else pairs, "dim"))
     return notes
 
 

@@ -134,6 +134,7 @@ def told_apart(p_values: Sequence[float]) -> list[bool]:
 
 def pairs_tested(comparisons: Sequence[Comparison]) -> str:
     """Says how differences were tested, for a footnote; '' for a single pair of enough groups, which needs no words."""
+    comparisons = [c for c in comparisons if usable(c.statistics().get("kl_mean")) is not None]  # others have no rank
     if len(comparisons) < 2:
         return ""
     pairs, first = counted(math.comb(len(comparisons), 2), "pairs"), comparisons[0]

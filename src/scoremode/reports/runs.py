@@ -17,6 +17,7 @@ from scoremode.values import Estimate
 if TYPE_CHECKING:
     from scoremode.core.verbs.prob.sequence import SequenceScore, TokenScore
 
+LONGEST = 200  # characters of a prompt or a target
 SHOWN = 28  # characters of a target with the text before it, and of a first choice
 CACHE_TYPES = ("kv_cache_dtype", "cache_type_k", "cache_type_v", "cache_bits_k", "cache_bits_v")  # engines' settings
 USUAL_CACHES: tuple[list[str], ...] = ([], ["auto"], ["f16"], ["16"])  # the types that engines choose themselves
@@ -193,8 +194,8 @@ def sequence_blocks(results: Sequence[SequenceScore]) -> list[Block]:
     prompts = list(dict.fromkeys(r.prompt for r in results))
     lines: list[tuple[str, SequenceScore | None]] = []
     for prompt in prompts:
-        lines += [(prompt, None)] if len(prompts) > 1 else []
-        lines += [(repr(shown(r.target)), r) for r in results if r.prompt == prompt]
+        lines += [(middle_cut(prompt, LONGEST), None)] if len(prompts) > 1 else []
+        lines += [(repr(middle_cut(shown(r.target), LONGEST)), r) for r in results if r.prompt == prompt]
     rows = [r for _, r in lines]
     columns = [
         Column("log prob", [Cell("" if r is None else f"{r.log_prob:.5f}") for r in rows]),
@@ -222,7 +223,7 @@ def _boundary_notes(results: Iterable[SequenceScore]) -> list[Note]:
     ]
     for r in results:  # letters that have a case are of scripts with spaces between words
         if r.boundary == "clean" and all(letter != letter.swapcase() for letter in (r.prompt[-1:], r.target[:1])):
-            joined = shown(r.prompt.split()[-1] + r.target)
+            joined = middle_cut(shown(r.prompt.split()[-1] + r.target), SHOWN)
             return [*notes, Note(f"reads {joined!r}: after a word give ' …', or --leading-space add", "yellow")]
     return notes + [Note("a leading space was added to targets without one (--leading-space add)", "yellow")] * added
 

@@ -117,13 +117,14 @@ class TerminalTable:
         longest = max([least, *(_width(line) for lines in below for line in lines)])
         room = max(least, min(longest, width - self._needed(visible, between)))
 
+        wide = {id(column): self._needed([column], between) - GAP for column in visible}
+
         def grid(which: Iterable[int], *, header: bool = True) -> RichTable:
             table = RichTable(box=None, pad_edge=False, header_style="bold", show_header=header)
             table.add_column(corner, overflow="fold", min_width=room, max_width=room)
             for column in visible:
                 side: Literal["left", "right"] = "right" if column.number else "left"
-                wide = self._needed([column], between) - GAP
-                table.add_column(shown_lines(column.title), justify=side, no_wrap=True, min_width=wide)
+                table.add_column(shown_lines(column.title), justify=side, no_wrap=True, min_width=wide[id(column)])
             for at in which:
                 lines = [*([] if is_above else [Text(names[at])]), *(Text(line, "dim") for line in below[at])]
                 cells = (Text(self._cell(column, self._rows[at], between)) for column in visible)
@@ -142,7 +143,10 @@ class TerminalTable:
         visible = list(columns)
         if self._needed(visible, " ") <= width:
             return visible, " "
-        while self._needed(visible, "\n") > width and (goes := max(visible, key=lambda column: column.leaves)).leaves:
+        while visible and self._needed(visible, "\n") > width:
+            goes = max(visible, key=lambda column: column.leaves)
+            if not goes.leaves:
+                break
             visible.remove(goes)
         return visible, "\n"
 

@@ -51,6 +51,7 @@ ROUNDING = 1e-10  # nats: float32 moves log-probabilities by about 1e-5, and KL 
 IN_16_BITS = 1e-3  # nats of a target, likewise: a rare rounding moves up to 0.0002 (benchmarks/honest_noise.py)
 EQUAL = 1e-5  # perplexity ratios less 1 that nobody needs the digits of
 RARE = 0.01  # targets that rounding may move where a sample of the noise shows none
+RATIO = "chance would give such a perplexity ratio in fewer than 1 of 100 runs"
 OFTEN = 0.01  # runs of a model against itself in which a target may be called changed
 
 
@@ -90,11 +91,12 @@ def _rule_of_changed(comparisons: Sequence[Comparison], level: str) -> str:
         how = f"the lower {level} bounds of the rms difference and of KL are both above what"
         return f"changed: {how} computing the same again moved"
     if all(c.kl is None for c in comparisons):
-        return f"changed: at {level}, first choices differ in more than {OTHER_CHOICES:.0%}, or perplexity changed"
+        return f"changed: at {level}, first choices differ in more than {OTHER_CHOICES:.0%}, or {RATIO}"
     mean = f"the mean KL less its error at {level} is above"
     if all(c.noise_kl is None for c in comparisons):
-        return f"changed: {mean} {USUAL:g} (no noise floor was measured)"
-    return f"changed: {mean} the noise floor, or KL of a target is above all that 99 of 100 computations again give"
+        return f"changed: {mean} {USUAL:g} (no noise floor was measured), or {RATIO}"
+    many = "KL of a target is above all that 99 of 100 computations again give"
+    return f"changed: {mean} the noise floor, {many}, or {RATIO}"
 
 
 def changed_targets(c: Comparison) -> Ints | None:
@@ -243,12 +245,12 @@ def plain_nats(value: float) -> str:
     return "0" if value == 0 else f"{value:.{digits_of(value)}f}" if value >= 1e-7 else "below 0.0000001"
 
 
-def _perplexity(s: Statistics) -> list[str]:
+def _perplexity(s: Statistics, *, is_apart: bool = False) -> list[str]:
     """The change of perplexity in percent; nothing if a perplexity is infinite."""
     ratio = usable(s.get("ppl_ratio"))
     if ratio is None:
         return []
-    if max(abs(ratio - 1), usable(s.get("ppl_ratio_stderr")) or 0) < EQUAL:
+    if not is_apart and max(abs(ratio - 1), usable(s.get("ppl_ratio_stderr")) or 0) < EQUAL:
         return ["perplexity equal within 0.001%"]
     number, error = rounded(ratio - 1, s.get("ppl_ratio_stderr"), percent=True)
     return [f"perplexity {'' if number.startswith('-') else '+'}{number} {error}".rstrip()]
@@ -262,10 +264,10 @@ def _moved(s: Statistics, rounding: float) -> str:
     kl, floor, parts = usable(s.get("kl_mean")), usable(s.get("noise_floor_kl_mean")), list[str]()
     if kl is not None:
         low = _kl_less_its_error(s)
-        is_clear = low is not None and low > (floor or 0)
+        is_clear = low is not None and low > (0 if floor is None else max(floor, rounding))
         number, error = rounded(kl, s.get("kl_mean_stderr"))
         parts.append(f"KL {number}" if is_clear else f"KL {number} {error}".rstrip())
-        counts_as = f", counted as {plain_nats(rounding)}" if floor is not None and floor < rounding < math.inf else ""
+        counts_as = f", counted as {plain_nats(rounding)}" if floor is not None and floor < rounding >= 1e-7 else ""
         parts += [] if is_clear or floor is None else [f"floor {rounded(floor)[0]}{counts_as}"]
     elif s.get("kl_infinite"):
         parts.append("KL infinite")
@@ -297,7 +299,7 @@ def _direction(c: Comparison, s: Statistics, *, is_apart: bool) -> tuple[str, st
 
 def _by_perplexity(c: Comparison, s: Statistics) -> tuple[str, str]:
     """The direction by a perplexity ratio that is surely not 1, unless what that rests on is too little."""
-    (change,), kind = _perplexity(s) or [""], str(c.baseline.manifest.get("stderr_groups", "groups"))
+    (change,), kind = _perplexity(s, is_apart=True) or [""], str(c.baseline.manifest.get("stderr_groups", "groups"))
     effective = s.get("groups_effective") or 0
     if are_blocks(kind):
         return "", f"{change} on {kind.rpartition(' of ')[2]}; nothing is known of other texts"

@@ -31,8 +31,9 @@ RAW_DTYPES: dict[str, np.dtype[Any]] = {
     "bfloat16": np.dtype("<u2"),
     "float16": np.dtype("<f2"),
     "float32": np.dtype("<f4"),
+    "float64": np.dtype("<f8"),
 }
-SAFETENSORS_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+SAFETENSORS_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
 DATA_START = 512
 """Every file's header is padded to this offset, so that rows are aligned and a header can be written after its rows."""
 MOST_ROWS, WIDEST = 1 << 48, 1 << 24
@@ -71,7 +72,7 @@ class TensorFile(NamedTuple):
             return f"cannot be read ({error.strerror})"
 
 
-Dtype = Literal["bfloat16", "float16", "float32"]
+Dtype = Literal["bfloat16", "float16", "float32", "float64"]
 Factor = Annotated[float, Meta(ge=1e-300, le=1e30)]  # a value outside these bounds means a damaged file
 Rows = Annotated[int, Meta(ge=1, le=MOST_ROWS)]
 Ids = Annotated[int, Meta(ge=1, le=1 << 32)]

@@ -169,7 +169,9 @@ def check_names(spec: Spec | Sequence[Spec] | None = None, **options: Unpack[Tex
         raise CorpusError(f"{flag} was given without --dataset", fix=f"name a dataset, or leave {flag} out")
     if num_samples is not None and num_samples < 1:
         raise CorpusError(f"--num-samples {num_samples} leaves no text", fix="give 1 or more")
-    if dataset in corpora().found or (dataset and os.path.isfile(dataset)):
+    if dataset in corpora().found or (
+        dataset and dataset.lower().endswith((*TEXTS, ".raw")) and os.path.isfile(dataset)
+    ):
         raise CorpusError(f"{dataset} is no dataset but a text that is known here", fix=f"give --corpus {dataset}")
     if dataset:
         require_datasets()

@@ -359,13 +359,14 @@ class UnfinishedBaseline(OpenBaseline):
     def distributions(self, candidate: LazyModel) -> Baseline | WholeDistributions:
         fresh, progress = self.folders.fresh, self.folders.progress
         reference = self.opened.enter_context(temporary_reference(self.model, self.own, fresh=fresh, progress=progress))
+        states = stored_states(open_reference(str(reference.path)), self.asked.plan.target_offsets)  # holds the entry
         if self.run is None:
             self.run = self.claim.copy(reference, "question", *NOISE)
             self.claim.release()  # others may compare with the same baseline meanwhile
         self.noise = {name: reference.manifest.get(name) for name in NOISE}
-        if candidate is not self.model and not self.model.many_questions:
+        if candidate is not self.model and (not self.model.many_questions or self.model.plugin.starts_slowly):
             self.model.close()  # its memory is needed
-        return stored_states(open_reference(str(reference.path)), self.asked.plan.target_offsets)
+        return states
 
     def finished(self) -> Run:
         if self.run is None:  # the candidate's run was finished, and the baseline's was not

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, TypedDict, TypeVar, Unpack
 
 from scoremode.core import extensions
-from scoremode.core.disk.folders import REFERENCE
+from scoremode.core.disk.folders import REFERENCE, ROWS
 from scoremode.core.disk.stores import is_there
 from scoremode.core.disk.uri import RemotePath, is_uri, located
 from scoremode.core.engine.registry import require_path
@@ -348,7 +348,8 @@ def _opened(
         lazy.variant = next((one.name for one in models if one.called in prepared), None)
         has_spread = any(one.spread is not None for one in (model, *models))
         out = folders.folder("baseline")
-        is_kept = len(models) > 1 or has_spread or (out is not None and is_there(out, REFERENCE))
+        is_begun = out is not None and (is_there(out, REFERENCE) or is_there(out, ROWS))  # by a command of several
+        is_kept = len(models) > 1 or has_spread or is_begun
         if not models or is_by_logits(model.plugin) or not is_kept:
             yield ModelBaseline(lazy), prepared
             return

@@ -194,7 +194,7 @@ def _score_and_store(
     width, dtype = head.weight.shape[1], states_dtype(worker, head)
     size = plan.targets * width * RAW_DTYPES[dtype].itemsize
     if size >= TOLD_FROM:
-        print_line(f"scoremode: the reference takes about {size_words(size)} of disk ({plan.targets:,} hidden states)")
+        print_line(f"scoremode: {plan.targets:,} hidden states take about {size_words(size)} of disk")
     require_disk(claim.folder, size + head.weight.nbytes)
     with (
         UnfinishedRun(asked, worker, claim, progress) as run,

@@ -89,9 +89,14 @@ def argument_texts() -> dict[str, str]:
     return {name: _in_python(about) for name, about in texts.items()} | _OTHERS
 
 
+@cache
 def _option_texts() -> dict[str, str]:
     """The texts below the options of engines, as ``make format`` wrote them: no engine is loaded for ``help()``."""
-    (group,) = (node for node in ast.parse(inspect.getsource(engine_options)).body if isinstance(node, ast.ClassDef))
+    try:
+        source = inspect.getsource(engine_options)
+    except OSError:  # there is bytecode alone
+        return {}
+    (group,) = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
     return {
         ast.unparse(field.target): " ".join(ast.literal_eval(text.value).split())
         for field, text in pairwise(group.body)

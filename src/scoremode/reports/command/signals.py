@@ -19,9 +19,11 @@ from typing import Any
 from scoremode.reports.command.streams import for_terminal
 
 RESUME = "what was scored is kept: run the same command again to resume"
+RESUME_WITHOUT = "what was scored is kept: run the same command again, without --fresh, to resume"
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "the terminal was closed"}
 LINE_START = "\r\x1b[K\x1b[?25h"  # a progress bar leaves a half line and hides the cursor
 _advice = [""]  # what the line says at its end, of a command that keeps nothing
+_resume = [RESUME]  # the same, of a command that has kept something
 _received: list[int] = []
 _replaced: dict[int, Any] = {}
 _terminal = [2]  # standard error; then a copy, because an engine that starts redirects descriptor 2
@@ -36,14 +38,15 @@ def nothing_is_kept(advice: str) -> None:
     _advice[:] = [f"nothing was kept: {advice}"]
 
 
-def everything_is_kept() -> None:
-    """Tells an interrupted user to resume, if something was scored: so begins each of the commands of a process."""
+def everything_is_kept(*, fresh: bool = False) -> None:
+    """Tells an interrupted user to resume, if something was scored; ``fresh``: the command would begin again."""
     _advice[:] = [""]
+    _resume[:] = [RESUME_WITHOUT if fresh else RESUME]
 
 
 def line(number: int = signal.SIGINT) -> str:
     records = getattr(sys.modules.get("scoremode.core.disk.records"), "RecordFile", None)  # no imports in a handler
-    advice = RESUME if getattr(records, "any_kept", False) else "nothing new was kept yet"
+    advice = _resume[0] if getattr(records, "any_kept", False) else "nothing new was kept yet"
     return f"{WORDS[signal.Signals(number)]}; {_advice[0] or advice}"
 
 
