@@ -94,4 +94,4 @@ def test_a_large_cache_and_a_large_reference_are_told_before_the_work(
     sm.reference(str(tiny), tmp_path / "ref", path="decode", sequences=3, **question)
     said = capsys.readouterr().err
     assert "(3 sequences of 16 tokens)" in said
-    assert "the reference takes about " in said
+    assert "hidden states take about " in said
