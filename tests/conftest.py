@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from scoremode import errors
-from scoremode.reports.command import streams
+from scoremode.console import streams
 from tests.command_line import command, refused  # noqa: F401  # fixtures
 from tests.hub import hub  # noqa: F401  # fixtures
 from tests.makers import make_small_llama, make_successor_model, make_tiny_model, make_tokenizer

@@ -15,6 +15,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("head",),
     ("core",),
     ("engines", "reports"),
+    ("console",),
     ("studies", "remote"),
     ("cli",),
     ("__init__", "__main__"),

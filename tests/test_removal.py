@@ -26,7 +26,6 @@ REMOVED = sorted(
     for path in (
         *(wing for room in WINGS for wing in (HOUSE / room).iterdir()),
         HOUSE / "reports" / "html",
-        HOUSE / "reports" / "records",
     )
     if (path / "__init__.py").exists() and path.relative_to(HOUSE).as_posix() not in KEPT
 )
@@ -42,10 +41,10 @@ GONE = {
     "remote/service": ["serve smollm2-135m"],
     "remote/storage": ["ppl smollm2-135m --text words --out s3://bucket/run"],
     "reports/html": ["report run -o page.html", "compare smollm2-135m smollm2-135m --report page.html"],
-    "reports/records": ["compare smollm2-135m smollm2-135m --records records", "report record.json"],
     "studies/attribution": ["attribute smollm2-135m other"],
     "studies/kld": ["reference smollm2-135m --kld base.kld"],
     "studies/paths": ["paths smollm2-135m", "noise smollm2-135m"],
+    "studies/records": ["compare smollm2-135m smollm2-135m --records records", "report record.json"],
     "studies/rollouts": ["rollouts smollm2-135m", "mismatch texts smollm2-135m", "compare rollouts:texts smollm2-135m"],
     "studies/tasks": ["tasks a b", "lm-eval --tasks arc_easy"],
 }

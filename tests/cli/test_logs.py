@@ -13,8 +13,8 @@ import pytest
 
 from scoremode.cli.commands import VERBS, build_parser
 from scoremode.cli.parser import Parser
+from scoremode.console import streams
 from scoremode.errors import print_line
-from scoremode.reports.command import streams
 from tests.command_line import Command
 from tests.house import HOUSE
 

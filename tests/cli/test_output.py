@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scoremode.reports.command.output import indented, print_json_list
+from scoremode.console.output import indented, print_json_list
 
 ODD = ['"', "\\", "\n\t\x00\x7f", "\u2028", "é東👩‍🔬", "</script>", ""]
 VALUES: list[Any] = [

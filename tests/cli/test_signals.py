@@ -84,7 +84,7 @@ def test_nothing_is_said_to_be_kept_before_anything_was_scored(tmp_path: Path) -
     assert complaint_of(process) == "scoremode: terminated; nothing new was kept yet\n"
 
 
-@pytest.mark.parametrize("module", ["scoremode.reports.command.flags", "scoremode.core.verbs.ppl"])
+@pytest.mark.parametrize("module", ["scoremode.console.flags", "scoremode.core.verbs.ppl"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
 def test_a_signal_during_imports_is_one_line(tmp_path: Path, module: str, number: signal.Signals) -> None:
     """The signal comes when a module is first looked for: one of the command line's own, or a heavy one."""
@@ -146,7 +146,7 @@ def test_what_was_ignored_stays_ignored(tmp_path: Path) -> None:
 
 def test_a_forked_process_has_the_usual_handlers() -> None:
     code = (
-        "import os, signal\nfrom scoremode.reports.command import signals\n"
+        "import os, signal\nfrom scoremode.console import signals\n"
         "signals.install()\npid = os.fork()\n"
         "if pid == 0:\n    os.kill(os.getpid(), signal.SIGTERM)\n    os._exit(5)\n"
         "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
@@ -178,9 +178,7 @@ def test_an_interruption_inside_a_destructor_is_not_lost(tmp_path: Path) -> None
     assert process.returncode == 130
 
 
-@pytest.mark.parametrize(
-    "module", ["scoremode.reports.command.signals", "scoremode.reports.command.streams", "scoremode.cli.commands"]
-)
+@pytest.mark.parametrize("module", ["scoremode.console.signals", "scoremode.console.streams", "scoremode.cli.commands"])
 def test_ctrl_c_while_the_command_line_is_still_being_imported(module: str) -> None:
     """The signal comes at the moment at which ``module`` is looked for, long before anything is scored."""
     finder = f"""
@@ -206,7 +204,7 @@ class Forking:
     @staticmethod
     def find_spec(name, path=None, target=None):
         global modules
-        signals = sys.modules.get("scoremode.reports.command.signals")
+        signals = sys.modules.get("scoremode.console.signals")
         if os.getpid() != this or not hasattr(signals, "_forget") or not signals._replaced:
             return
         modules += 1
@@ -241,7 +239,7 @@ def test_a_signal_at_any_import_is_one_line_and_the_right_exit_code() -> None:
 def test_a_signal_before_any_work_is_one_line(number: signal.Signals) -> None:
     finder = (
         "import os, sys\nclass Finder:\n    def find_spec(self, name, path=None, target=None):\n"
-        f"        if name == 'scoremode.reports.command.signals':\n            os.kill(os.getpid(), {int(number)})\n"
+        f"        if name == 'scoremode.console.signals':\n            os.kill(os.getpid(), {int(number)})\n"
         "sys.meta_path.insert(0, Finder())"
     )
     process = start(finder, "info", "methods", process=subprocess.Popen)

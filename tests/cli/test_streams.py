@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from rich.text import Text
 
-from scoremode.reports.command import streams
-from scoremode.reports.terminal import console
+from scoremode.console import streams
+from scoremode.console.terminal import console
 from tests import forked
 from tests.command_line import Command
 

@@ -13,6 +13,7 @@ import pytest
 
 import scoremode as sm
 from scoremode.cli.parser import Parser
+from scoremode.console import flags
 from scoremode.core.engine import registry
 from scoremode.core.engine.options import CheckpointOptions, Options, option
 from scoremode.core.engine.plugin import Capabilities, Work
@@ -21,7 +22,6 @@ from scoremode.core.entry_points import Plugins
 from scoremode.core.verbs.arguments import QUESTION, EngineOptionArguments
 from scoremode.engines.table import TablePlugin
 from scoremode.errors import EngineError, OptionError
-from scoremode.reports.command import flags
 from scoremode.studies.paths.noise import noise_of_model
 from tests.engines import option_docs
 from tests.house import HOUSE

@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 
 import scoremode as sm
+from scoremode.console.terminal import console, renderable
 from scoremode.core.verbs.prob.sequence import SequenceScore, TokenScore
 from scoremode.reports.numbers import with_error
 from scoremode.reports.runs import plan_blocks, run_blocks, sequence_blocks
-from scoremode.reports.terminal import console, renderable
 from scoremode.values import Estimate
 
 

@@ -19,12 +19,12 @@ from scoremode.cli.help import add_help_flags, overview
 from scoremode.cli.listing_verbs import CacheVerb, InfoVerb
 from scoremode.cli.parser import BAD_INPUT, MOST_REPEATED, Parser, in_our_words
 from scoremode.cli.scoring_verbs import PlanVerb, PplVerb, ProbVerb, ReferenceVerb
+from scoremode.console import signals, streams
+from scoremode.console.verb import Verb
 from scoremode.core import extensions
 from scoremode.core.reading import text_waits
 from scoremode.core.typed import typed
 from scoremode.errors import ScoremodeError, did_you_mean, harmless, print_line
-from scoremode.reports.command import signals, streams
-from scoremode.reports.command.verb import Verb
 from scoremode.version import __version__
 
 GROUPS: dict[str, dict[str, Verb]] = {

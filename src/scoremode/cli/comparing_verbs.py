@@ -8,10 +8,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from scoremode.core import extensions
-from scoremode.errors import CandidatesError, OptionError, ScoremodeError
-from scoremode.reports.command import flags
-from scoremode.reports.command.output import (
+from scoremode.console import flags
+from scoremode.console.output import (
     checked_report,
     print_json,
     progress_bar,
@@ -19,7 +17,9 @@ from scoremode.reports.command.output import (
     verdict,
     write_report,
 )
-from scoremode.reports.command.verb import Verb
+from scoremode.console.verb import Verb
+from scoremode.core import extensions
+from scoremode.errors import CandidatesError, OptionError, ScoremodeError
 from scoremode.reports.parts import comparison_parts, offered_parts, report_input
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from scoremode.cli.parser import Parser
+from scoremode.console.verb import Verb
 from scoremode.errors import InputError, OptionError, did_you_mean
-from scoremode.reports.command.verb import Verb
 
 SHELLS = ("bash", "zsh", "fish")
 FILES = {

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from scoremode.reports.command import flags
-from scoremode.reports.command.output import show
-from scoremode.reports.command.verb import Verb
+from scoremode.console import flags
+from scoremode.console.output import show
+from scoremode.console.verb import Verb
 
 KINDS = ("runs", "references", "prob", "attributions", "models", "logs", "tasks", "texts", "files", "tokenizers")
 

@@ -29,11 +29,11 @@ def entry() -> NoReturn:
     for number, handler in before.items():
         if handler in (SIG_DFL, default_int_handler):
             signal(number, _end_at_once)
-    from scoremode.reports.command import signals
+    from scoremode.console import signals
 
     try:
         signals.install(before)
-        from scoremode.reports.command import streams
+        from scoremode.console import streams
 
         streams.prepare()
         code = main()

@@ -1,7 +1,7 @@
 """What people type who know other tools, and what it is called here: the one place for such words.
 
 Read from llama.cpp, ExLlamaV3's scripts, mlx-lm and lm-evaluation-harness. None is accepted: the answer is the
-command with our names. Words of one letter that mean the same here are flags (``SHORT`` in ``reports/command``).
+command with our names. Words of one letter that mean the same here are flags (``SHORT`` in ``console``).
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ from typing import Any, NoReturn
 
 from scoremode.cli.help import Formatter, verb_help
 from scoremode.cli.other_tools import FLAGS, NAMED
+from scoremode.console.streams import for_terminal
+from scoremode.console.verb import Verb
 from scoremode.core.arguments import STORES
 from scoremode.errors import few, harmless, listed, one_line, shortened
-from scoremode.reports.command.streams import for_terminal
-from scoremode.reports.command.verb import Verb
 
 BAD_INPUT = 2
 MAY_BE_EMPTY = {"prompt", "target", "text", "fail_if"}  # a prompt may be empty; the verbs refuse the others themselves

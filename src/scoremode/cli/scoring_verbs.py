@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scoremode.console import flags
+from scoremode.console.output import print_blocks, print_json_list, progress_bar, show
+from scoremode.console.verb import Verb
 from scoremode.core import extensions
 from scoremode.core.verbs.shared_flags import RUN
 from scoremode.errors import InputError, OptionError
-from scoremode.reports.command import flags
-from scoremode.reports.command.output import print_blocks, print_json_list, progress_bar, show
-from scoremode.reports.command.verb import Verb
 
 if TYPE_CHECKING:
     from scoremode.core.verbs.outputs import Output

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from scoremode.core.statistics.comparison import Comparison
     from scoremode.core.statistics.equivalence import Equivalence
     from scoremode.core.statistics.parts import PairedPart
-    from scoremode.reports.command.flags import Flags
+    from scoremode.core.verbs.shared_flags import Flags
     from scoremode.reports.table import Block
 
 

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 import scoremode as sm
+from scoremode.console.output import ProgressLines, progress_bar
+from scoremode.console.streams import lasting_stderr
 from scoremode.core.verbs.progress import ProgressState
-from scoremode.reports.command.output import ProgressLines, progress_bar
-from scoremode.reports.command.streams import lasting_stderr
 from tests.s3 import wait_until
 
 
@@ -94,7 +94,7 @@ def test_a_pipe_that_nobody_reads_holds_nothing_up(monkeypatch: pytest.MonkeyPat
 
 LATE = """
 import logging
-from scoremode.reports.command.output import progress_bar
+from scoremode.console.output import progress_bar
 
 with progress_bar("scoring") as progress:
     handler = logging.StreamHandler()  # it keeps the stream of now, as those of libraries do

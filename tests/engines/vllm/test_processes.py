@@ -114,7 +114,7 @@ def test_progress_is_seen_while_vllm_starts(tmp_path: Path) -> None:
     """It is written elsewhere than the output of vLLM, which goes to a log."""
     code = (
         "import sys, time\nfrom scoremode.engines.vllm.processes import VllmLog\n"
-        "from scoremode.reports.command.output import ProgressLines, lasting_stderr\n"
+        "from scoremode.console.output import ProgressLines, lasting_stderr\n"
         "with lasting_stderr() as stream, ProgressLines('scoring', 'tokens', 0.05, stream) as progress:\n"
         "    progress.phase('loading a model')\n"
         "    with VllmLog().taking_output():\n        print('from vLLM', file=sys.stderr)\n        time.sleep(1.0)\n"

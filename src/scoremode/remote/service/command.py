@@ -10,10 +10,10 @@ import shlex
 import subprocess
 import sys
 
+from scoremode.console import flags, signals
+from scoremode.console.verb import Verb
 from scoremode.core.disk.manifests import command_without_secrets
 from scoremode.core.typed import typed
-from scoremode.reports.command import flags, signals
-from scoremode.reports.command.verb import Verb
 
 logger = logging.getLogger(__name__)
 

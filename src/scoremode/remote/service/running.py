@@ -15,11 +15,11 @@ import time
 from functools import partial
 from typing import Any
 
+from scoremode.console.signals import WORDS
 from scoremode.core.engine import base
 from scoremode.engines.vllm.processes import VllmLog
 from scoremode.errors import EngineError
 from scoremode.remote.service.starting import READY
-from scoremode.reports.command.signals import WORDS
 
 SECONDS = 0.5  # between two looks at the log
 logger = logging.getLogger(__name__)

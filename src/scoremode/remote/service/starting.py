@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from itertools import zip_longest
 from typing import Any, NoReturn
 
+from scoremode.console.streams import is_quiet
 from scoremode.core.arguments import read_key, secret_on_command_line, user_path
 from scoremode.core.disk.manifests import is_secret
 from scoremode.core.engine.options import HUB_TOKEN
@@ -30,7 +31,6 @@ from scoremode.engines.vllm.start import (
 from scoremode.engines.vllm.wire import KEY
 from scoremode.errors import InputError, OptionError, shortened
 from scoremode.remote.service.access import KEYS, digest_of
-from scoremode.reports.command.streams import is_quiet
 
 PLUGINS_FROM = (0, 26)  # the first version with endpoint plugins
 MIDDLEWARE = "scoremode.remote.service.endpoint.ScoreMiddleware"  # for older ones

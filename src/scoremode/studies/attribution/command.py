@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from scoremode.console import flags, signals
+from scoremode.console.output import checked_report, progress_bar, show, write_report
+from scoremode.console.verb import Verb
 from scoremode.errors import OptionError
-from scoremode.reports.command import flags, signals
-from scoremode.reports.command.output import checked_report, progress_bar, show, write_report
-from scoremode.reports.command.verb import Verb
 
 OTHERWISE = ("served", "routes")  # what --by may be beside units of weights
 MADE = "rtn:"  # nothing serves these

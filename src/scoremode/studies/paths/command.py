@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from scoremode.console import flags
+from scoremode.console.output import checked_report, command_line, progress_bar, show, write_report
+from scoremode.console.verb import Verb
 from scoremode.errors import OptionError
-from scoremode.reports.command import flags
-from scoremode.reports.command.output import checked_report, command_line, progress_bar, show, write_report
-from scoremode.reports.command.verb import Verb
 
 if TYPE_CHECKING:
     from scoremode.core.statistics.comparison import Comparison

@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from scoremode.console import flags
+from scoremode.console.output import checked_report, progress_bar, show, verdict, write_report
+from scoremode.console.verb import Verb
 from scoremode.errors import InputError, OptionError
-from scoremode.reports.command import flags
-from scoremode.reports.command.output import checked_report, progress_bar, show, verdict, write_report
-from scoremode.reports.command.verb import Verb
 from scoremode.reports.parts import OfferedPart, ResultPart
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from scoremode.reports.command import flags
-from scoremode.reports.command.output import checked_report, command_line, show, verdict, write_report
-from scoremode.reports.command.verb import Verb
+from scoremode.console import flags
+from scoremode.console.output import checked_report, command_line, show, verdict, write_report
+from scoremode.console.verb import Verb
 
 
 class TasksVerb(Verb):

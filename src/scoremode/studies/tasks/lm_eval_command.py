@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
+from scoremode.console.verb import Verb
 from scoremode.core.installation import pip_install
 from scoremode.core.typed import typed
 from scoremode.errors import InputError, ScoremodeError
-from scoremode.reports.command.verb import Verb
 
 NAME = "scoremode"
 TARGET = "scoremode.studies.tasks.model:ScoremodeLM"

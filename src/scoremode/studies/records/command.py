@@ -75,9 +75,9 @@ class RecordsInput:
         return all(files)
 
     def show(self, parsed: argparse.Namespace) -> None:
+        from scoremode.console.output import print_json, show
         from scoremode.core.verbs.outputs import check_report
-        from scoremode.reports.command.output import print_json, show
-        from scoremode.reports.records.reading import blocks, facts, grouped, read
+        from scoremode.studies.records.reading import blocks, facts, grouped, read
 
         names, page = _files(parsed.run_folders), getattr(parsed, "output", None)
         if parsed.columns is not None or parsed.worst:
@@ -95,8 +95,8 @@ class RecordsInput:
         output.announce(f"written to {output}", quiet=parsed.json)
 
     def render(self, names: Sequence[str], page: str) -> str:
-        from scoremode.reports.records.page import render
-        from scoremode.reports.records.reading import read
+        from scoremode.studies.records.page import render
+        from scoremode.studies.records.reading import read
 
         return render(read(_files(names)), page)
 

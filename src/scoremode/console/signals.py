@@ -16,7 +16,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-from scoremode.reports.command.streams import for_terminal
+from scoremode.console.streams import for_terminal
 
 RESUME = "what was scored is kept: run the same command again to resume"
 RESUME_WITHOUT = "what was scored is kept: run the same command again, without --fresh, to resume"

@@ -2,7 +2,7 @@
 
 from scoremode.core.extensions import Wing
 
-HERE = "reports.records"
+HERE = "studies.records"
 
 WING = Wing(
     offers={"comparison-output": (f"{HERE}.command:OUTPUT",), "report-input": (f"{HERE}.command:INPUT",)},

@@ -16,7 +16,7 @@ import pytest
 
 import scoremode as sm
 from scoremode.core.disk.manifests import is_sealed, sealed
-from scoremode.reports.records.reading import (
+from scoremode.studies.records.reading import (
     _named,
     blocks,
     distinct_names,

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
+from scoremode.console.streams import is_quiet, lasting_stderr
 from scoremode.core.arguments import seconds_in
 from scoremode.core.verbs.progress import TickingDisplay
 from scoremode.errors import one_line, readable
-from scoremode.reports.command.streams import is_quiet, lasting_stderr
 
 if TYPE_CHECKING:
     from scoremode.core.verbs.progress import Progress
@@ -58,7 +58,7 @@ def print_json_list(values: Iterable[Mapping[str, Any]]) -> None:
 
 
 def print_blocks(blocks: Iterable[Block]) -> None:
-    from scoremode.reports.terminal import console, renderable
+    from scoremode.console.terminal import console, renderable
 
     out = console()
     for block in blocks:
@@ -74,7 +74,7 @@ def progress_bar(label: str, unit: str = "tokens") -> Iterator[Progress | None]:
     if sys.stderr is None or is_quiet():
         yield None
     elif sys.stderr.isatty():
-        from scoremode.reports.terminal import TerminalLine
+        from scoremode.console.terminal import TerminalLine
 
         with lasting_stderr() as stream, TerminalLine(label, unit, stream) as line:
             yield line

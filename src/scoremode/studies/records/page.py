@@ -14,7 +14,8 @@ from scoremode.core.disk.uri import is_uri
 from scoremode.core.statistics.comparison import BY_NAME
 from scoremode.reports.html.size_chart import Charted, chart_of, legend
 from scoremode.reports.html.templating import fill_page
-from scoremode.reports.records.reading import (
+from scoremode.reports.text import counted
+from scoremode.studies.records.reading import (
     CHANGED,
     Group,
     Record,
@@ -23,7 +24,6 @@ from scoremode.reports.records.reading import (
     group_table,
     grouped,
 )
-from scoremode.reports.text import counted
 
 MOST_IN_BAR = 8  # groups that the bar at the top links to
 
