@@ -75,6 +75,7 @@ def timed(given: argparse.Namespace) -> dict[str, Any]:
     """Scoring alone and scoring against a reference, with one engine that is started once."""
     from scoremode.core.engine.baseline import stored_states
     from scoremode.core.engine.plugin import Work
+    from scoremode.core.plan.question import Question
     from scoremode.core.references.reader import Reference
     from scoremode.core.verbs.model import LazyModel
     from scoremode.core.verbs.reference import reference
@@ -85,7 +86,7 @@ def timed(given: argparse.Namespace) -> dict[str, Any]:
         kept = Path(folder) / "ref"
         reference(given.model, kept, engine=given.engine, dtype=given.dtype, **question)
         held = LazyModel.named(given.model, given.engine, {"dtype": given.dtype})
-        asked = held.ask(question)
+        asked = held.ask(Question(**question))
         worker = held.engine(Work(longest=given.context))
         try:
             baseline, plan = stored_states(Reference.open(kept), asked.plan.target_offsets), asked.plan

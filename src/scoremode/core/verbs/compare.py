@@ -20,19 +20,18 @@ from scoremode.core.disk.folders import REFERENCE, ROWS
 from scoremode.core.disk.stores import is_there
 from scoremode.core.disk.uri import RemotePath, is_uri, located
 from scoremode.core.engine.registry import require_path
+from scoremode.core.plan.question import Question
 from scoremode.core.statistics.comparison import BY_NAME, FIELDS, Comparison, Comparisons, needs_whole_divergence
 from scoremode.core.store.run import Run
 from scoremode.core.store.runs import Claim
 from scoremode.core.text.corpus import Spec, kind_of
 from scoremode.core.typed import checked
+from scoremode.core.verbs.argument_types import EngineOptionArguments
 from scoremode.core.verbs.arguments import (
     AllArguments,
-    EngineOptionArguments,
-    QuestionArguments,
-    check_question,
     command_for,
+    read_arguments,
     spelled_out,
-    split_arguments,
 )
 from scoremode.core.verbs.baselines import (
     ComparisonBaseline,
@@ -54,8 +53,8 @@ from scoremode.core.verbs.compared_models import (
     short,
 )
 from scoremode.core.verbs.model import GivenModel, LazyModel, is_loaded, tell_starts, tokenizer_name
+from scoremode.core.verbs.planned import PlannedQuestion
 from scoremode.core.verbs.progress import Progress, announce, shows_progress
-from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.reference import reference_of
 from scoremode.errors import (
     CandidatesError,
@@ -176,12 +175,12 @@ def compare(
     if unknown := [name for name in columns if name not in BY_NAME and name not in FIELDS]:
         raise OptionError(f"columns: there is no statistic '{unknown[0]}'", fix=did_you_mean(unknown[0], FIELDS))
     outputs, rest = split_outputs(arguments)
-    question, options = split_arguments(rest)
+    question, options = read_arguments(rest)
     request = CompareRequest(engine, options, baseline_engine, baseline_options, tokenizer_name(tokenizer), keep)
     more = [name for name in columns if name in BY_NAME and needs_whole_divergence([name])]
     of_model = {"engine": engine, "tokenizer": tokenizer, **options, **request.of_baseline, "columns": more}
     of_model["few_documents"] = few_documents
-    command = command_for("compare", (baseline, *candidates), {**question, **of_model})
+    command = command_for("compare", (baseline, *candidates), {**question.chosen(), **of_model})
     folders = Folders(located(out) if out is not None else None, fresh, progress, command, few_documents)
     try:
         found = _compare(baseline, candidates, question, request, folders, outputs=outputs, columns=columns)
@@ -195,14 +194,14 @@ def compare(
 def _compare(
     baseline: str | Path,
     candidates: Sequence[str | Path],
-    question: QuestionArguments,
+    question: Question,
     request: CompareRequest,
     folders: Folders,
     *,
     outputs: Outputs,
     columns: Sequence[str],
 ) -> Comparisons:
-    kind = kind_of(question.get("corpus"))
+    kind = kind_of(question.corpus)
     whole = needs_whole_divergence(columns) or (kind is not None and kind.whole_divergence)
     baseline = os.fspath(baseline)
     if (texts := kind_of(baseline)) is not None:
@@ -217,12 +216,12 @@ def _compare(
         found = [(name, one and one.with_default("divergence", "all")) for name, one in found]
     for one in (model, *(one for _, one in found)):
         if one is not None:
-            require_path(one.plugin, question.get("path"))
+            require_path(one.plugin, question.path)
     if model is None and not any(one for _, one in found):
         given = {"engine": request.engine, **request.options}
         require_none(given, "only finished runs are compared, and nothing is scored")
     if model is not None and not is_uri(baseline):  # no model is read from a URI
-        question = check_question(question, needs_text=True)
+        question = question.with_text()
     return _compare_each(baseline, model, found, question, folders, of_baseline=request.of_baseline)
 
 
@@ -281,7 +280,7 @@ def _compare_each(
     baseline: str,
     model: ModelSettings | None,
     candidates: Candidates,
-    question: QuestionArguments,
+    question: Question,
     folders: Folders,
     *,
     of_baseline: Mapping[str, Any],
@@ -294,14 +293,13 @@ def _compare_each(
     finished = [name for name, one in candidates if one is None]
     with _opened(baseline, model, candidates, question, folders) as (against, prepared):
         # a baseline that is stored takes no arguments; a reference that was made of a model just now has them already
-        given = {**question, **of_baseline} if model is None else question
-        models = dict(against.accept(given, models, finished))
+        models = dict(against.accept(question, of_baseline if model is None else {}, models, finished))
 
         if model is None or isinstance(against, ModelBaseline):  # else it was said before the reference was made
 
-            def asks(candidate: LazyModel) -> tuple[Question, Mapping[str, object]]:
+            def asks(candidate: LazyModel) -> tuple[PlannedQuestion, Mapping[str, object]]:
                 with against.open_for(candidate, question, folders) as opened:
-                    return opened.asked, opened.identity
+                    return opened.planned, opened.identity
 
             starts = [("baseline", against.model)] if isinstance(against, ModelBaseline) else []
             _tell_starts(starts, models, prepared, asks, folders)
@@ -330,7 +328,7 @@ def _compare_each(
 
 @contextmanager
 def _opened(
-    baseline: str, model: ModelSettings | None, candidates: Candidates, question: QuestionArguments, folders: Folders
+    baseline: str, model: ModelSettings | None, candidates: Candidates, question: Question, folders: Folders
 ) -> Iterator[tuple[ComparisonBaseline, dict[str, LazyModel]]]:
     """The baseline. For several candidates, and for replicas, which read it from other machines, a reference is kept.
 
@@ -354,9 +352,9 @@ def _opened(
             yield ModelBaseline(lazy), prepared
             return
 
-        def tell(asked: Question, claim: Claim) -> None:
-            def asks(candidate: LazyModel) -> tuple[Question, Mapping[str, object]]:
-                return replace(asked, subject=candidate.subject), claim.identity
+        def tell(planned: PlannedQuestion, claim: Claim) -> None:
+            def asks(candidate: LazyModel) -> tuple[PlannedQuestion, Mapping[str, object]]:
+                return replace(planned, subject=candidate.subject), claim.identity
 
             starts = [] if claim.finished else [("baseline", lazy)]
             _tell_starts(starts, {one.called: one for one in models}, prepared, asks, folders)
@@ -372,7 +370,7 @@ def _tell_starts(
     starts: list[tuple[str, LazyModel]],
     candidates: Mapping[str, ModelSettings],
     prepared: dict[str, LazyModel],
-    asks: Callable[[LazyModel], tuple[Question, Mapping[str, object]]],
+    asks: Callable[[LazyModel], tuple[PlannedQuestion, Mapping[str, object]]],
     folders: Folders,
 ) -> None:
     """Says how often engines that are slow to start will start: for the baseline, and for candidates without a run.
@@ -384,14 +382,14 @@ def _tell_starts(
     for name, settings in slow.items() if len(starts) + len(slow) > 1 else ():
         with suppress(ScoremodeError, OSError):  # what is refused is refused when it is its turn
             model = prepared[name] = prepared.get(name) or settings.prepare()
-            asked, against = asks(model)
-            if folders.fresh or not model.has_run(asked, folders.of(model), against=against):
+            planned, against = asks(model)
+            if folders.fresh or not model.has_run(planned, folders.of(model), against=against):
                 starts.append((short(name), model))
     tell_starts(starts)
 
 
 def compare_model(
-    baseline: str | Path | Run | LazyModel, candidate: LazyModel, question: QuestionArguments, folders: Folders
+    baseline: str | Path | Run | LazyModel, candidate: LazyModel, question: Question, folders: Folders
 ) -> Comparison:
     """Compares a model with another model, or with a baseline that is stored (its name, or its run)."""
     if isinstance(baseline, Run) and baseline.path is None:

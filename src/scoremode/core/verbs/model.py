@@ -23,12 +23,13 @@ from scoremode.core.engine.plugin import Capabilities, EnginePlugin, Work
 from scoremode.core.engine.registry import ChosenEngine
 from scoremode.core.models.subject import Subject
 from scoremode.core.plan.path import DECODE, PREFILL, DecodePath
+from scoremode.core.plan.question import Question
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
 from scoremode.core.text.corpus import Spec
 from scoremode.core.typed import checked
+from scoremode.core.verbs.planned import LastTokens, PlannedQuestion, identify, plan_question
 from scoremode.core.verbs.progress import Progress, announce, tell_display
-from scoremode.core.verbs.question import LastTokens, Question, identify, prepare_question
 from scoremode.core.verbs.replicas import Replicas, Spread, read_spread, replicas_class
 from scoremode.errors import ModelError, OptionError, print_line
 
@@ -143,13 +144,12 @@ class LazyModel:
         """The settings that the engine would use, known before it is opened; part of a run's identity."""
         return self.chosen.settings()
 
-    def ask(self, question: Mapping[str, Any], progress: Progress | None = None) -> Question:
+    def ask(self, question: Question, progress: Progress | None = None) -> PlannedQuestion:
         """Read the text of a question and plan its windows for this model."""
-        registry.require_path(self.plugin, question.get("path"))
-        registry.require_read(self.chosen.options, question.get("path"))
+        registry.require_path(self.plugin, question.path)
+        registry.require_read(self.chosen.options, question.path)
         announce(progress, "reading and tokenizing the text")
-        given = {name: value for name, value in question.items() if value is not None}
-        return prepare_question(self.subject, memory=self._tokenized if self.many_questions else None, **given)
+        return plan_question(self.subject, question, self._tokenized if self.many_questions else None)
 
     # ── the engine ───────────────────────────────────────────────────────────────────────────────────────────────────
     def engine(self, work: Work, progress: Progress | None = None) -> Engine:
@@ -188,9 +188,9 @@ class LazyModel:
         self._engine.show = getattr(progress, "detail", None)
         return self._engine
 
-    def engine_for(self, asked: Question, progress: Progress | None = None) -> Engine:
+    def engine_for(self, planned: PlannedQuestion, progress: Progress | None = None) -> Engine:
         """The open engine, ready for all windows of a question."""
-        return self.engine(Work(longest=int(asked.plan.lengths.max()), path=asked.plan.path), progress)
+        return self.engine(Work(longest=int(planned.plan.lengths.max()), path=planned.plan.path), progress)
 
     def feeds_also(self, opened: DecodePath | None, other: DecodePath | None) -> bool:
         """Can an engine of this model that was opened for one path feed by the other too, without another start?"""
@@ -216,25 +216,25 @@ class LazyModel:
             engine.close()
 
     # ── its runs ─────────────────────────────────────────────────────────────────────────────────────────────────────
-    def identity(self, asked: Question, **more: Any) -> Mapping[str, Any]:
+    def identity(self, planned: PlannedQuestion, **more: Any) -> Mapping[str, Any]:
         """The facts that must be equal for a stored run to be this one; ``more`` is added to the engine's settings."""
         return identify(
-            asked.subject,
+            planned.subject,
             self.engine_name,
             {**self.settings(), **more},
-            corpus=asked.corpus.sha256,
-            plan=asked.plan.digest,
-            **({"slices": list(map(str, asked.documents.rules))} if asked.documents.rules else {}),
+            corpus=planned.corpus.sha256,
+            plan=planned.plan.digest,
+            **({"slices": list(map(str, planned.documents.rules))} if planned.documents.rules else {}),
         )
 
-    def has_run(self, asked: Question, out: Path | RemotePath | None, **more: Any) -> bool:
+    def has_run(self, planned: PlannedQuestion, out: Path | RemotePath | None, **more: Any) -> bool:
         """Is a finished run where ``claimed`` would look for it? Nothing is locked or checked."""
-        return runs.is_run(out or entry_folder("runs", self.identity(asked, **more)))
+        return runs.is_run(out or entry_folder("runs", self.identity(planned, **more)))
 
     @contextmanager
     def claimed(
         self,
-        asked: Question,
+        planned: PlannedQuestion,
         out: str | Path | RemotePath | None,
         *,
         fresh: bool = False,
@@ -242,7 +242,7 @@ class LazyModel:
         **more: Any,
     ) -> Iterator[runs.Claim]:
         """Claims the folder for a run: ``out``, else one in the cache; a temporary one if the engine was given."""
-        identity = self.identity(asked, **more)
+        identity = self.identity(planned, **more)
         with ExitStack() as stack:
             if out is None and self.is_given:
                 temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="scoremode-"))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 from scoremode.core.disk.uri import RemotePath
 from scoremode.core.engine.base import Engine
+from scoremode.core.plan.question import Question
 from scoremode.core.store.run import Run
-from scoremode.core.verbs.arguments import AllArguments, spelled_out, split_arguments
+from scoremode.core.verbs.arguments import AllArguments, read_arguments, spelled_out
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, outliving
 from scoremode.core.verbs.progress import Progress, shows_progress
 from scoremode.core.verbs.scoring import score_run
@@ -41,14 +41,14 @@ def ppl(
     >>> sm.ppl("table:uniform", text="any text").perplexity
     256.0 ± ?
     """
-    question, options = split_arguments(arguments, needs_text=True)
+    question, options = read_arguments(arguments)
     with closing(LazyModel.named(model, engine, options, tokenizer)) as lazy:
-        return ppl_of(lazy, question, out=out, fresh=fresh, progress=progress)
+        return ppl_of(lazy, question.with_text(), out=out, fresh=fresh, progress=progress)
 
 
 def ppl_of(
     model: LazyModel,
-    question: Mapping[str, Any],
+    question: Question,
     *,
     out: str | Path | RemotePath | None = None,
     fresh: bool = False,
@@ -58,11 +58,11 @@ def ppl_of(
 
     A stored run gets the names of this question: the same text, weights and windows may have been named otherwise.
     """
-    asked = model.ask(question, progress)
-    with model.claimed(asked, out, fresh=fresh) as claim:
+    planned = model.ask(question, progress)
+    with model.claimed(planned, out, fresh=fresh) as claim:
         found = claim.finished
         if found is not None and not model.is_given:
-            names = {"corpus": asked.corpus.name, "model": asked.subject.name}
-            settings = {"method_settings": dict(asked.plan.settings)}
+            names = {"corpus": planned.corpus.name, "model": planned.subject.name}
+            settings = {"method_settings": dict(planned.plan.settings)}
             return replace(found, manifest={**found.manifest, **names, **settings})
-        return outliving(model, score_run(asked, model.engine_for(asked, progress), claim, progress), out)
+        return outliving(model, score_run(planned, model.engine_for(planned, progress), claim, progress), out)

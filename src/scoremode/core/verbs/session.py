@@ -15,16 +15,16 @@ from scoremode.core import extensions
 from scoremode.core.disk.uri import located
 from scoremode.core.engine.base import Engine
 from scoremode.core.engine.plugin import Work
+from scoremode.core.plan.question import DEFAULT_METHOD, Question
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.store.run import Run
 from scoremode.core.text.tokenizer import TextTokenizer
 from scoremode.core.typed import typed
+from scoremode.core.verbs.argument_types import QuestionArguments
 from scoremode.core.verbs.arguments import (
     ModelArguments,
-    QuestionArguments,
-    check_question,
+    read_arguments,
     spelled_out,
-    split_arguments,
 )
 from scoremode.core.verbs.compare import OutputArguments, check_outputs, compare_model, leave, split_outputs
 from scoremode.core.verbs.compared_models import Folders, name_of
@@ -88,9 +88,7 @@ class Model:
     ) -> Run:
         """The perplexity of a text by a named method; see :func:`scoremode.ppl`."""
         with self._asking():
-            return ppl_of(
-                self._model, check_question(question, needs_text=True), out=out, fresh=fresh, progress=progress
-            )
+            return ppl_of(self._model, Question.of(question).with_text(), out=out, fresh=fresh, progress=progress)
 
     @typed
     @shows_progress
@@ -172,9 +170,9 @@ class Model:
     ) -> Run:
         """Keep this model's hidden states on a text, for comparisons; see :func:`scoremode.reference`."""
         files, rest = split_files(question)
-        asked, own = check_question(rest, needs_text=True), self._tokenizer
+        to_ask, own = Question.of(rest).with_text(), self._tokenizer
         with self._asking():
-            return reference_of(self._model, asked, out, files=files, tokenizer=own, fresh=fresh, progress=progress)
+            return reference_of(self._model, to_ask, out, files=files, tokenizer=own, fresh=fresh, progress=progress)
 
     @spelled_out(QuestionArguments, OutputArguments)
     @shows_progress
@@ -193,7 +191,7 @@ class Model:
         A reference and a file bring their own question. See :func:`scoremode.compare`.
         """
         outputs, rest = split_outputs(question)
-        asked = check_question(rest, needs_text=isinstance(baseline, Model))
+        asked = Question.of(rest)
         place = located(out) if out is not None else None
         folders = Folders(place, fresh, progress, few_documents=few_documents)
         check_outputs(outputs, {name_of(self._model): folders.of(self._model)})
@@ -202,6 +200,7 @@ class Model:
             if isinstance(baseline, Model):
                 asking.enter_context(baseline._asking())
             first = baseline._model if isinstance(baseline, Model) else baseline
+            asked = asked.with_text() if isinstance(baseline, Model) else asked
             found = compare_model(first, self._model, asked, folders)
         leave(outputs, [found], folders)
         return found
@@ -260,12 +259,10 @@ def open(
     ...     [round(s.prob, 6) for s in model.prob("ab", ["c", "d"])]
     [0.003906, 0.003906]
     """
-    question, given = split_arguments(options)
-    if question:
-        raise OptionError(
-            f"open has no argument {next(iter(question))}", fix="give it to the question, as in model.ppl"
-        )
-    lazy = LazyModel.named(model, engine, given, tokenizer, many_questions=True)
+    question, model_options = read_arguments(options)
+    for name in question.chosen():
+        raise OptionError(f"open has no argument {name}", fix="give it to the question, as in model.ppl")
+    lazy = LazyModel.named(model, engine, model_options, tokenizer, many_questions=True)
     lazy.settings()  # refuses options that cannot work
     return Model(lazy, tokenizer_name(tokenizer))
 
@@ -297,7 +294,7 @@ def wrap(
 
 def ppl_many(
     model: str,
-    questions: Sequence[Mapping[str, Any]],
+    questions: Sequence[Question],
     *,
     engine: str | None = None,
     tokenizer: str | None = None,
@@ -308,20 +305,19 @@ def ppl_many(
 ) -> list[Run]:
     """The runs of questions to one model, which is opened once. If there are several, each has a folder in ``out``."""
     several = len(questions) > 1
-    asked = [check_question(question, needs_text=True) for question in questions]
-    names = [_folder_name(question) for question in asked]
+    names = [_folder_name(question) for question in questions]
     if several and out is not None and len(set(names)) < len(names):
         raise InputError("two of the questions would be kept in one folder", fix="leave --out out, or ask one by one")
     with closing(LazyModel.named(model, engine, options, tokenizer, many_questions=several)) as lazy:
         found = []
-        for question, name in zip(asked, names, strict=True):
+        for question, name in zip(questions, names, strict=True):
             folder = located(out) / name if several and out is not None else out
             found.append(ppl_of(lazy, question, out=folder, fresh=fresh, progress=progress))
         return found
 
 
-def _folder_name(question: Mapping[str, Any]) -> str:
+def _folder_name(question: Question) -> str:
     """The folder name of one of several questions, such as ``wikitext2-gptq``."""
-    corpus = str(question.get("corpus") or question.get("dataset") or "text")
+    corpus = str(question.corpus or question.dataset or "text")
     readable = "".join(c if c.isalnum() or c in "._-" else "_" for c in Path(corpus).name or corpus)
-    return f"{readable}-{question.get('method', 'sliding-once')}"
+    return f"{readable}-{question.method or DEFAULT_METHOD}"

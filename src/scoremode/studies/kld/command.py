@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from scoremode.core.plan.question import Question
     from scoremode.core.statistics.comparison import Comparison
     from scoremode.core.store.run import Run
-    from scoremode.core.verbs.arguments import QuestionArguments
     from scoremode.core.verbs.model import LazyModel
     from scoremode.core.verbs.progress import Progress
 
@@ -39,7 +39,7 @@ class KldOutput:
         self,
         model: LazyModel,
         file: str | Path,
-        question: QuestionArguments,
+        question: Question,
         *,
         out: object,
         fresh: bool,

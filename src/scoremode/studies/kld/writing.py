@@ -7,7 +7,7 @@ FILE                    renamed to this name when it is complete
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
@@ -19,14 +19,14 @@ from scoremode.core.engine.base import Wanted
 from scoremode.core.engine.registry import require
 from scoremode.core.plan.path import DECODE
 from scoremode.core.plan.plan import Plan
+from scoremode.core.plan.question import Question
 from scoremode.core.scores.answers import FAULT
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
-from scoremode.core.verbs.arguments import QuestionArguments
 from scoremode.core.verbs.model import LazyModel, in_memory
 from scoremode.core.verbs.outputs import About, FileKind, Output, check_output, require_standing
+from scoremode.core.verbs.planned import PlannedQuestion
 from scoremode.core.verbs.progress import Progress
-from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.scoring import UnfinishedRun
 from scoremode.errors import EngineError, InputError, MethodError, OptionError, RunError
 from scoremode.studies.kld.file import KldLayout, KldWriter, tokens_in
@@ -42,11 +42,11 @@ class KldTarget:
     """A file that can be written, and the question to the baseline."""
 
     output: Output
-    question: QuestionArguments
+    question: Question
     fresh: bool
 
     @staticmethod
-    def of(name: str | Path, question: QuestionArguments, *, fresh: bool, out: object) -> KldTarget:
+    def of(name: str | Path, question: Question, *, fresh: bool, out: object) -> KldTarget:
         if out is not None:
             fix = "leave --out out, and run a second command for the reference"
             raise OptionError("--kld and --out write one file each", fix=fix)
@@ -76,7 +76,9 @@ class KldTarget:
         """Refuses to replace the distributions of another text; the file does not say of which model they are."""
         require_standing(self.output, KLD, _about_tokens(_chunk_tokens(plan)))
 
-    def _score_records(self, model: LazyModel, question: Question, claim: runs.Claim, progress: Progress | None) -> Run:
+    def _score_records(
+        self, model: LazyModel, question: PlannedQuestion, claim: runs.Claim, progress: Progress | None
+    ) -> Run:
         """Scores into a work folder, and moves the file to its place when it is complete."""
         worker = model.engine_for(question, progress)
         layout = _layout(question.plan, worker.facts.known_vocabulary)
@@ -124,19 +126,19 @@ def _work_folder(output: Output) -> Path:
     return output.path.with_name(f".{output.path.name}.scoremode")
 
 
-def _question(question: QuestionArguments) -> QuestionArguments:
+def _question(question: Question) -> Question:
     """The question with the method of .kld files; refuses another method."""
-    method = question.get("method") or METHOD
+    method = question.method or METHOD
     if method != METHOD:
         raise MethodError(f"--kld writes the chunks of llama.cpp, not those of {method}", fix=f"give --method {METHOD}")
-    if question.get("path") == DECODE:
+    if question.path == DECODE:
         fix = "leave --path out, or keep a reference with --out, which knows its path"
         raise OptionError("a .kld file cannot say that its distributions were decoded", fix=fix)
-    if question.get("assistant_only"):
+    if question.assistant_only:
         raise OptionError(
             "--kld keeps every row of a chunk, and --assistant-only drops rows", fix="leave --assistant-only out"
         )
-    return {**question, "method": METHOD}
+    return replace(question, method=METHOD)
 
 
 def _layout(plan: Plan, vocabulary: int) -> KldLayout:

@@ -51,8 +51,8 @@ from scoremode.core.verbs.compared_models import (
     short,
 )
 from scoremode.core.verbs.model import LazyModel, in_memory
+from scoremode.core.verbs.planned import PlannedQuestion
 from scoremode.core.verbs.progress import Progress, announce
-from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.scoring import UnfinishedRun, answered, score_run
 from scoremode.errors import OptionError
 from scoremode.values import Floats, change
@@ -73,7 +73,7 @@ class Variation:
     settings: Mapping[str, Any]  # what is changed, by name
     change: str  # from the first, in words: "decode against prefill"; '' if it may move scores of every engine
     model: LazyModel
-    asked: Question
+    asked: PlannedQuestion
 
     @property
     def name(self) -> str:
@@ -171,7 +171,7 @@ class AgainstFirst(OpenBaseline):
 
     def distributions(self, candidate: LazyModel) -> Baseline | WholeDistributions | None:
         """The stored distributions of the first, or the logits of an engine that runs at the same time."""
-        plan = self.asked.plan
+        plan = self.planned.plan
         if self.missing:
             return None
         if self.first.model.plugin.able().hidden_states:
@@ -192,7 +192,7 @@ class AgainstFirst(OpenBaseline):
         del facts["variant"]  # the settings of the plan or of the engine tell the variations apart
         logprob = run.journal.scores.logprob
         announce(self.progress, "scoring a few windows again")
-        facts["rerun"] = rerun(run.engine, run.asked.plan, logprob) if candidate.spread is None else NOT_RERUN
+        facts["rerun"] = rerun(run.engine, run.planned.plan, logprob) if candidate.spread is None else NOT_RERUN
         if promise := self.other.kept_promise(change(logprob, first.scores.logprob), self.other.change):
             facts["promise"] = promise
         return facts
@@ -200,7 +200,7 @@ class AgainstFirst(OpenBaseline):
     @cached_property
     def missing(self) -> str | None:
         """Says why KL cannot be measured; None if it can."""
-        model, plan = self.first.model, self.asked.plan
+        model, plan = self.first.model, self.planned.plan
         able, side_by_side = model.plugin.able(), plan.path.sequences if plan.path else 1
         if able.hidden_states:
             return None
@@ -208,7 +208,7 @@ class AgainstFirst(OpenBaseline):
             return f"KL between the paths needs hidden states, which the {model.engine_name} engine does not give"
         # the logits of a batch of windows, and while the next batch begins, those of the last one
         rows = int(plan.target_counts.max()) * min(side_by_side, len(plan))
-        held, free = 2 * rows * (self.asked.subject.vocabulary or 0) * 4, available()
+        held, free = 2 * rows * (self.planned.subject.vocabulary or 0) * 4, available()
         if side_by_side == 1 or free is None or held < free // 2:
             return None
         return (

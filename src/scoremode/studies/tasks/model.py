@@ -33,7 +33,7 @@ from scoremode.core.strict_json import read_object
 from scoremode.core.text.files import Message
 from scoremode.core.typed import checked
 from scoremode.core.verbs.model import LazyModel
-from scoremode.core.verbs.question import identify
+from scoremode.core.verbs.planned import identify
 from scoremode.core.verbs.run_contents import describe_engine, describe_model
 from scoremode.core.verbs.scoring import Continuation, Likelihood, likelihoods
 from scoremode.errors import (
