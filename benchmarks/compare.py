@@ -87,7 +87,7 @@ def timed(given: argparse.Namespace) -> dict[str, Any]:
         reference(given.model, kept, engine=given.engine, dtype=given.dtype, **question)
         held = LazyModel.named(given.model, given.engine, {"dtype": given.dtype})
         asked = held.ask(Question(**question))
-        worker = held.engine(Work(longest=given.context))
+        worker = held.opened(Work(longest=given.context))
         try:
             baseline, plan = stored_states(Reference.open(kept), asked.plan.target_offsets), asked.plan
             alone, against = [], []

@@ -86,7 +86,7 @@ def text_of(folder: Path, windows: int) -> Path:
 def open_all(model: str, count: int, gpus: float | None = None) -> Iterator[sm.Model]:
     """A model whose replicas are all open."""
     with sm.open(model, replicas=count, ray="auto", gpus_per_replica=gpus) as opened:
-        engine = opened._model.engine(Work(64))
+        engine = opened.opened(Work(64))
         assert isinstance(engine, ReplicatedEngine)
         started = engine.pool.wait_for_all(120)
         assert started == count, f"{started} of {count} replicas started"
@@ -137,7 +137,7 @@ def own_megabytes() -> float:
 def driver(replicas: int, counts: list[int], targets: int) -> None:
     """Targets a second that one driver takes from replicas that compute nothing, and how its memory grows."""
     with open_all("paced:free=1", replicas) as model:
-        engine = model._model.engine(Work(64))
+        engine = model.opened(Work(64))
         list(engine.score(Endless(64, targets), np.zeros(64, bool), SCORES))
         for count in counts:
             began, found = time.perf_counter(), 0

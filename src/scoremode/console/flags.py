@@ -185,7 +185,7 @@ def _add_option(group: argparse._ArgumentGroup, option: KnownOption, **more: Any
     elif option.kind == "Pairs" or details.repeated:
         same |= {"action": "append", "metavar": details.metavar}
     else:
-        readers: dict[str, Any] = {"int": integer, "float": number_within(option)}
+        readers: dict[str, Any] = {"int": integer, "float": number_within(option) if option.bounds() else amount}
         is_listed = details.aliases is None and details.cache_part is None  # else argparse would refuse what is right
         same |= {"type": readers.get(option.kind, str), "metavar": details.metavar}
         same |= {"choices": details.choices} if is_listed else {}

@@ -93,7 +93,7 @@ def test_an_engine_without_such_an_option_is_one_candidate(wider: Path, file: Pa
     wanted = CompareRequest(None, {"cache_type_k": ["f16"]}, None, None, None)
     _, models = assign_engines(str(file), [str(wider)], wanted)
     found = CacheTypes({"cache_type_k": ["f16"]}).of_candidate(models[str(wider)], is_baseline=False)
-    assert [(one.called, dict(one.options)) for one in found] == [(str(wider), {})]
+    assert [(one.called, dict(one.arguments)) for one in found] == [(str(wider), {})]
 
 
 def test_cards_and_pages_of_kept_runs_have_the_names(file: Path, command: Command, tmp_path: Path) -> None:

@@ -36,17 +36,16 @@ from scoremode.core.store import runs
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.compared_models import (
     NOISE,
-    Folders,
-    ModelSettings,
     as_comparison,
     compared_with,
     name_of,
+    place_of,
     require_both_fit,
     short,
 )
-from scoremode.core.verbs.model import LazyModel, outliving
+from scoremode.core.verbs.model import LazyModel
+from scoremode.core.verbs.place import Place
 from scoremode.core.verbs.planned import PlannedQuestion
-from scoremode.core.verbs.ppl import ppl_of
 from scoremode.core.verbs.reference import temporary_reference
 from scoremode.core.verbs.scoring import UnfinishedRun, check_fits, score_run
 from scoremode.errors import EngineError, InputError, OptionError, RunError
@@ -60,21 +59,19 @@ class ComparisonBaseline(Protocol):
         self,
         question: Question,
         of_baseline: Mapping[str, Any],
-        models: Mapping[str, ModelSettings],
+        models: Mapping[str, LazyModel],
         finished: Sequence[str],
-    ) -> Mapping[str, ModelSettings]:
+    ) -> Mapping[str, LazyModel]:
         """Refuses arguments and candidates that it cannot take: models, or ``finished`` runs.
 
         ``of_baseline`` are arguments of the baseline alone, by name. Returns the settings of the models, with what they
         must have from the baseline.
         """
 
-    def open_for(
-        self, candidate: LazyModel, question: Question, folders: Folders
-    ) -> AbstractContextManager[OpenBaseline]:
+    def open_for(self, candidate: LazyModel, question: Question, place: Place) -> AbstractContextManager[OpenBaseline]:
         """Opens it for one candidate; refuses a candidate that cannot be compared with it."""
 
-    def finished(self, question: Question, folders: Folders) -> Run:
+    def finished(self, question: Question, place: Place) -> Run:
         """Its run, for candidates that are finished runs."""
 
 
@@ -116,31 +113,31 @@ class OpenBaseline:
         return self.run
 
 
-def compare_with(baseline: AbstractContextManager[OpenBaseline], candidate: LazyModel, folders: Folders) -> Comparison:
+def compare_with(baseline: AbstractContextManager[OpenBaseline], candidate: LazyModel, place: Place) -> Comparison:
     """Compares a candidate with a baseline of any kind, in one pass over the plan. A run that is there is read."""
-    out = folders.of(candidate)
+    at = place_of(candidate, place)
     with (
         # the baseline's folder is claimed first, everywhere: two processes that wait for each other would wait forever
         baseline as against,
-        candidate.claimed(against.planned, out, fresh=folders.fresh, against=against.identity) as claim,
+        candidate.claimed(against.planned, at, against=against.identity) as claim,
     ):
-        run_q = claim.finished or _score(candidate, against, claim, folders)
-        run_p, run_q = against.finished(), outliving(candidate, run_q, out)
-    if folders.command:  # a run that was there may have been made by another
-        run_q = replace(run_q, manifest={**run_q.manifest, "command": folders.command})
+        run_q = claim.finished or _score(candidate, against, claim, place)
+        run_p, run_q = against.finished(), candidate.outliving(run_q, at)
+    if place.command:  # a run that was there may have been made by another
+        run_q = replace(run_q, manifest={**run_q.manifest, "command": place.command})
     compared = as_comparison(name_of(candidate), run_p, run_q, run_q.divergences, against.missing)
-    return replace(compared, few_documents=folders.few_documents)
+    return replace(compared, few_documents=place.few_documents)
 
 
-def _score(candidate: LazyModel, against: OpenBaseline, claim: runs.Claim, folders: Folders) -> Run:
+def _score(candidate: LazyModel, against: OpenBaseline, claim: runs.Claim, place: Place) -> Run:
     distributions = against.distributions(candidate)
-    engine = candidate.engine_for(against.planned, folders.progress)
+    engine = candidate.opened_for(against.planned, place.progress)
     if isinstance(distributions, LogitsBaseline) and distributions.engine is engine:
         raise InputError("one open model cannot run beside itself", fix="open it twice")
-    with UnfinishedRun(against.planned, engine, claim, folders.progress) as run:
+    with UnfinishedRun(against.planned, engine, claim, place.progress) as run:
         run.score(Wanted(against=distributions))
         manifest = run.manifest()
-        return run.save({**manifest, **against.facts(run, candidate), "command": folders.command or None})
+        return run.save({**manifest, **against.facts(run, candidate), "command": place.command or None})
 
 
 def require_none(given: Mapping[str, Any], reason: str) -> None:
@@ -184,29 +181,32 @@ class StoredRun:
         self,
         question: Question,
         of_baseline: Mapping[str, Any],
-        models: Mapping[str, ModelSettings],
+        models: Mapping[str, LazyModel],
         finished: Sequence[str],
-    ) -> Mapping[str, ModelSettings]:
+    ) -> Mapping[str, LazyModel]:
         for model in models.values() if not self.has_states else ():
-            raise no_states(self.name, model.model)
+            raise no_states(self.name, model.name)
         kind = "reference" if self.has_states else "finished run"
         fixed = {**({} if models else question.chosen()), **of_baseline}
         require_none(fixed, f"{self.name} is a {kind}, whose text and engine are known")
         if not models:
             return models
         cut_by = self._stored_question(question).get("tokenizer")
-        return {name: replace(one, tokenizer=one.tokenizer or cut_by) for name, one in models.items()}
+        return {
+            name: model if model.tokenizer or not cut_by else model.changed(tokenizer=cut_by, variant=model.variant)
+            for name, model in models.items()
+        }
 
-    def finished(self, question: Question, folders: Folders) -> Run:
+    def finished(self, question: Question, place: Place) -> Run:
         return self.run
 
     @contextmanager
-    def open_for(self, candidate: LazyModel, question: Question, folders: Folders) -> Iterator[OpenBaseline]:
+    def open_for(self, candidate: LazyModel, question: Question, place: Place) -> Iterator[OpenBaseline]:
         if not self.has_states:
             raise no_states(self.name, candidate.subject.name)
         require(candidate.plugin, "divergence", "be compared with a reference")
         kept = {name: value for name, value in self._stored_question(question).items() if name != "tokenizer"}
-        planned = candidate.ask(Question.of({**kept, **question.chosen()}), folders.progress)
+        planned = candidate.ask(Question.of({**kept, **question.chosen()}), place.progress)
         self._require_comparable(planned)
         noise = {name: self.run.manifest.get(name) for name in NOISE}
         yield OpenBaseline(
@@ -315,13 +315,13 @@ class ModelBaseline:
         self,
         question: Question,
         of_baseline: Mapping[str, Any],
-        models: Mapping[str, ModelSettings],
+        models: Mapping[str, LazyModel],
         finished: Sequence[str],
-    ) -> Mapping[str, ModelSettings]:
+    ) -> Mapping[str, LazyModel]:
         return models
 
     @contextmanager
-    def open_for(self, candidate: LazyModel, question: Question, folders: Folders) -> Iterator[OpenBaseline]:
+    def open_for(self, candidate: LazyModel, question: Question, place: Place) -> Iterator[OpenBaseline]:
         if is_by_logits(self.model.plugin):
             require_by_logits(self.model, candidate, question)
         else:
@@ -332,24 +332,24 @@ class ModelBaseline:
                     "replicas are compared with a reference that every machine can read",
                     fix='make a reference of the baseline first: baseline.reference("ref/", corpus=…)',
                 )
-        first = self.model.ask(question, folders.progress)
+        first = self.model.ask(question, place.progress)
         known, ids = comparable_facts(first), first.tokens.ids
         del first  # where the two may be compared, they have the same text, tokens and plan: one of each is enough
-        planned = candidate.ask(question, folders.progress)
+        planned = candidate.ask(question, place.progress)
         require_same_question(known, planned, ids)
         del ids
         own = replace(planned, subject=self.model.subject)
-        fresh = folders.fresh and self.run is None
-        with self.model.claimed(own, folders.folder("baseline"), fresh=fresh) as claim, ExitStack() as opened:
+        mine = place.within("baseline")
+        mine = replace(mine, fresh=mine.fresh and self.run is None)
+        with self.model.claimed(own, mine) as claim, ExitStack() as opened:
             kind = RunningBaseline if is_by_logits(self.model.plugin) else UnfinishedBaseline
-            against = kind(planned, self.run or claim.finished, self.model, own, claim, opened, folders)
+            against = kind(planned, self.run or claim.finished, self.model, own, claim, opened, place)
             yield against
             self.run = against.run
 
-    def finished(self, question: Question, folders: Folders) -> Run:
+    def finished(self, question: Question, place: Place) -> Run:
         if self.run is None:
-            out, fresh = folders.folder("baseline"), folders.fresh
-            self.run = ppl_of(self.model, question, out=out, fresh=fresh, progress=folders.progress)
+            self.run = self.model.score(question, place.within("baseline"))
         return self.run
 
 
@@ -361,15 +361,14 @@ class UnfinishedBaseline(OpenBaseline):
     own: PlannedQuestion  # the same question, to the baseline
     claim: runs.Claim
     opened: ExitStack
-    folders: Folders
+    place: Place
 
     @property
     def identity(self) -> Mapping[str, object]:
         return self.model.identity(self.own)
 
     def distributions(self, candidate: LazyModel) -> Baseline | WholeDistributions:
-        fresh, progress = self.folders.fresh, self.folders.progress
-        reference = self.opened.enter_context(temporary_reference(self.model, self.own, fresh=fresh, progress=progress))
+        reference = self.opened.enter_context(temporary_reference(self.model, self.own, self.place))
         states = stored_states(open_reference(str(reference.path)), self.planned.plan.target_offsets)  # holds the entry
         if self.run is None:
             self.run = self.claim.copy(reference, "question", *NOISE)
@@ -382,12 +381,12 @@ class UnfinishedBaseline(OpenBaseline):
     def finished(self) -> Run:
         if self.run is None:  # the candidate's run was finished, and the baseline's was not
             self.run = self._scored()
-        self.run = outliving(self.model, self.run, self.folders.out)
+        self.run = self.model.outliving(self.run, self.place)
         return self.run
 
     def _scored(self) -> Run:
-        progress = self.folders.progress
-        return score_run(self.own, self.model.engine_for(self.own, progress), self.claim, progress)
+        progress = self.place.progress
+        return score_run(self.own, self.model.opened_for(self.own, progress), self.claim, progress)
 
 
 @dataclass
@@ -403,7 +402,7 @@ class RunningBaseline(UnfinishedBaseline):
         plan = self.planned.plan
         sequences = plan.path.sequences if plan.path else 1
         require_both_fit(self.model, candidate, int(plan.lengths.max()) * sequences)
-        engine = self.model.engine_for(self.own, self.folders.progress)
+        engine = self.model.opened_for(self.own, self.place.progress)
         check_fits(plan, engine.facts.vocabulary, engine.facts.context_length)
         self.noise = noise_facts(only_one_way(engine))
         kind = LiveLogits if engine.path is None else LiveSteps
@@ -412,8 +411,8 @@ class RunningBaseline(UnfinishedBaseline):
     def _unfinished(self) -> UnfinishedRun:
         """Its own run, which begins with its first answer: if the candidate does not start, nothing is lost."""
         if self._scores is None:
-            engine = self.model.engine_for(self.own, self.folders.progress)
-            run = UnfinishedRun(self.own, engine, self.claim, self.folders.progress)
+            engine = self.model.opened_for(self.own, self.place.progress)
+            run = UnfinishedRun(self.own, engine, self.claim, self.place.progress)
             self._scores = self.opened.enter_context(run)
         return self._scores
 

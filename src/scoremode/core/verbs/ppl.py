@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
-from scoremode.core.disk.uri import RemotePath
 from scoremode.core.engine.base import Engine
-from scoremode.core.plan.question import Question
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.arguments import AllArguments, read_arguments, spelled_out
-from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, outliving
+from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel
+from scoremode.core.verbs.place import Place
 from scoremode.core.verbs.progress import Progress, shows_progress
-from scoremode.core.verbs.scoring import score_run
 
 
 @spelled_out(AllArguments)
@@ -43,26 +40,4 @@ def ppl(
     """
     question, options = read_arguments(arguments)
     with closing(LazyModel.named(model, engine, options, tokenizer)) as lazy:
-        return ppl_of(lazy, question.with_text(), out=out, fresh=fresh, progress=progress)
-
-
-def ppl_of(
-    model: LazyModel,
-    question: Question,
-    *,
-    out: str | Path | RemotePath | None = None,
-    fresh: bool = False,
-    progress: Progress | None = None,
-) -> Run:
-    """The run of a question to a model: read from its folder if it is there, else scored.
-
-    A stored run gets the names of this question: the same text, weights and windows may have been named otherwise.
-    """
-    planned = model.ask(question, progress)
-    with model.claimed(planned, out, fresh=fresh) as claim:
-        found = claim.finished
-        if found is not None and not model.is_given:
-            names = {"corpus": planned.corpus.name, "model": planned.subject.name}
-            settings = {"method_settings": dict(planned.plan.settings)}
-            return replace(found, manifest={**found.manifest, **names, **settings})
-        return outliving(model, score_run(planned, model.engine_for(planned, progress), claim, progress), out)
+        return lazy.score(question.with_text(), Place.at(out, fresh=fresh, progress=progress))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypedDict, Unpack
 
@@ -16,7 +17,6 @@ from scoremode.core import extensions
 from scoremode.core.cache.entries import drop_entry
 from scoremode.core.cache.units import size_words
 from scoremode.core.disk.folders import entry_folder
-from scoremode.core.disk.uri import RemotePath
 from scoremode.core.engine.base import Engine, Wanted
 from scoremode.core.engine.baseline import noise_facts, noise_floor, states_dtype, states_in, stored_states
 from scoremode.core.engine.registry import require
@@ -26,7 +26,8 @@ from scoremode.core.references.writer import StatesWriter, require_disk
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.arguments import AllArguments, read_arguments, spelled_out
-from scoremode.core.verbs.model import TOLD_FROM, GivenModel, GivenTokenizer, LazyModel, tokenizer_name
+from scoremode.core.verbs.model import TOLD_FROM, GivenModel, GivenTokenizer, LazyModel
+from scoremode.core.verbs.place import Place
 from scoremode.core.verbs.planned import PlannedQuestion
 from scoremode.core.verbs.progress import Progress, announce, shows_progress
 from scoremode.core.verbs.scoring import UnfinishedRun
@@ -51,14 +52,11 @@ class ReferenceOutput(Protocol):
         model: LazyModel,
         file: str | Path,
         question: Question,
-        *,
-        out: str | Path | RemotePath | None,
-        fresh: bool,
-        progress: Progress | None,
+        place: Place,
     ) -> Run:
         """Scores the question and writes the file alone; the run is not kept.
 
-        Refuses, before that, a file that cannot be written, a question that it cannot have, and the folder ``out``.
+        Refuses, before that, a file that cannot be written, a question that it cannot have, and a folder for the run.
         """
 
 
@@ -97,10 +95,8 @@ def reference(
     files, rest = split_files(arguments)
     question, options = read_arguments(rest)
     with closing(LazyModel.named(model, engine, options, tokenizer)) as lazy:
-        named = tokenizer_name(tokenizer)
-        return reference_of(
-            lazy, question.with_text(), out, files=files, tokenizer=named, fresh=fresh, progress=progress
-        )
+        place = Place.at(out, fresh=fresh, progress=progress)
+        return reference_of(lazy, question.with_text(), place, files=files)
 
 
 Files = list[tuple[ReferenceOutput, str | Path]]
@@ -117,41 +113,37 @@ def split_files(arguments: Mapping[str, Any]) -> tuple[Files, dict[str, Any]]:
 def reference_of(
     model: LazyModel,
     question: Question,
-    out: str | Path | RemotePath | None = None,
+    place: Place,
     *,
     files: Files = [],  # noqa: B006 - it is only read
-    tokenizer: str | None = None,
-    fresh: bool = False,
-    progress: Progress | None = None,
     tell: Callable[[PlannedQuestion, runs.Claim], None] | None = None,
 ) -> Run:
     """Makes a reference of a model, or files of its distributions. ``tell`` is called before the engine starts."""
     if files:
-        return [one.score(model, file, question, out=out, fresh=fresh, progress=progress) for one, file in files][-1]
+        return [output.score(model, file, question, place) for output, file in files][-1]
     require(model.plugin, "hidden_states", "give the hidden states that a reference keeps")
-    if out is None and model.is_given:
+    if place.out is None and model.is_given:
         raise InputError("a reference of a model in memory needs a folder", fix='give one, as in out="ref/"')
-    planned = model.ask(question, progress)
+    planned = model.ask(question, place.progress)
     repeatable = question.repeatable()
     if repeatable is not None:
-        repeatable |= {"method": planned.plan.method, **({} if tokenizer is None else {"tokenizer": tokenizer})}
-    return finish(model, planned, out, question=repeatable, fresh=fresh, progress=progress, tell=tell)
+        named = {} if model.tokenizer is None else {"tokenizer": model.tokenizer}
+        repeatable |= {"method": planned.plan.method, **named}
+    return finish(model, planned, place, question=repeatable, tell=tell)
 
 
 @contextmanager
-def temporary_reference(
-    model: LazyModel, planned: PlannedQuestion, *, fresh: bool = False, progress: Progress | None = None
-) -> Iterator[Run]:
+def temporary_reference(model: LazyModel, planned: PlannedQuestion, place: Place) -> Iterator[Run]:
     """A reference that is removed when the block ends. One that the cache has is used instead, and stays there.
 
     What is cut off, by an error or by Ctrl-C, stays in the cache as a run does, so that the same command goes on.
     """
     if model.is_given:
         with tempfile.TemporaryDirectory(prefix="scoremode-") as folder:
-            yield finish(model, planned, Path(folder), progress=progress)
+            yield finish(model, planned, Place(Path(folder), progress=place.progress))
         return
-    is_kept = not fresh and runs.is_run(entry_folder("references", model.identity(planned, **KEPT)))
-    reference = finish(model, planned, fresh=fresh, progress=progress, kind="references" if is_kept else "runs")
+    is_kept = not place.fresh and runs.is_run(entry_folder("references", model.identity(planned, **KEPT)))
+    reference = finish(model, planned, replace(place, out=None), kind="references" if is_kept else "runs")
     yield reference
     if not is_kept:
         drop_entry(Path(str(reference.path)))
@@ -164,27 +156,25 @@ KEPT = {"keeps": "states"}  # in the settings of a reference's identity
 def finish(
     model: LazyModel,
     planned: PlannedQuestion,
-    out: str | Path | RemotePath | None = None,
+    place: Place,
     *,
     question: Mapping[str, object] | None = None,
-    fresh: bool = False,
-    progress: Progress | None = None,
     kind: str = "references",
     tell: Callable[[PlannedQuestion, runs.Claim], None] | None = None,
 ) -> Run:
-    """The reference of a planned question, in ``out`` or in the cache as an entry of this kind: read, or made.
+    """The reference of a planned question, in the place or in the cache as an entry of this kind: read, or made.
 
     ``question`` are the arguments that ask it again.
     """
-    with model.claimed(planned, out, fresh=fresh, kind=kind, **KEPT) as claim:
+    with model.claimed(planned, place, kind=kind, **KEPT) as claim:
         if tell is not None:
             tell(planned, claim)
         run = claim.finished
         if run is not None:
-            announce(progress, "checking the files of the reference")
+            announce(place.progress, "checking the files of the reference")
             claim.check_reference()
             return run
-        return _score_and_store(planned, model.engine_for(planned, progress), claim, question, progress)
+        return _score_and_store(planned, model.opened_for(planned, place.progress), claim, question, place.progress)
 
 
 def _score_and_store(

@@ -117,7 +117,7 @@ def attribute(
         damage = cells.sums(compared.kl, compared.moved, compared.same_first_choice)
         return replace(measured, served=damage, served_by=compared.candidate.manifest["engine"])
 
-    with closing(settings.prepare()) as model:
+    with closing(settings) as model:
         if model.spread is not None:
             raise OptionError("attribute measures units in one process", fix="leave --replicas out")
         full_question = model.ask(question, progress)
@@ -174,7 +174,7 @@ def _swapped(
     from scoremode.studies.attribution.engines.transformers_swaps import SwappableModel
 
     plan, subject = question.plan, question.subject
-    opened = model.engine(Work(longest=int(plan.lengths.max())), progress)
+    opened = model.opened(Work(longest=int(plan.lengths.max())), progress)
     assert isinstance(opened, TransformersEngine)
     assert subject.checkpoint is not None
     with SwappableModel(opened) as swaps:

@@ -263,7 +263,7 @@ def layer_profile(
             f"a profile of layers needs two models, the baseline in a format of Transformers, and {which} is not one",
             fix="give a checkpoint as the baseline",
         )
-    with closing(settings.prepare()) as first, closing(candidates[candidate].prepare()) as second:
+    with closing(settings) as first, closing(candidates[candidate]) as second:
         for model in (first, second):
             require(model.plugin, "layer_states", "give hidden states between layers")
             if model.spread is not None:

@@ -75,7 +75,7 @@ def _routes(model: LazyModel, plan: Plan, progress: Progress | None) -> tuple[Ro
     from scoremode.engines.transformers.engine import TransformersEngine
     from scoremode.studies.attribution.engines.transformers_layers import RouterHooks
 
-    engine = model.engine(Work(longest=int(plan.lengths.max())), progress)
+    engine = model.opened(Work(longest=int(plan.lengths.max())), progress)
     assert isinstance(engine, TransformersEngine), "no other engine was asked for"
     hooks = RouterHooks(engine)
     announce(progress, f"reading the routes of {model.subject.name}")

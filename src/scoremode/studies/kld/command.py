@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from scoremode.core.statistics.comparison import Comparison
     from scoremode.core.store.run import Run
     from scoremode.core.verbs.model import LazyModel
-    from scoremode.core.verbs.progress import Progress
+    from scoremode.core.verbs.place import Place
 
 
 class KldOutput:
@@ -40,14 +40,11 @@ class KldOutput:
         model: LazyModel,
         file: str | Path,
         question: Question,
-        *,
-        out: object,
-        fresh: bool,
-        progress: Progress | None,
+        place: Place,
     ) -> Run:
         from scoremode.studies.kld.writing import KldTarget
 
-        return KldTarget.of(file, question, fresh=fresh, out=out).score(model, progress)
+        return KldTarget.of(file, question, place).score(model, place.progress)
 
 
 class LlamacppLayout:

@@ -25,6 +25,7 @@ from scoremode.core.store import runs
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.model import LazyModel, in_memory
 from scoremode.core.verbs.outputs import About, FileKind, Output, check_output, require_standing
+from scoremode.core.verbs.place import Place
 from scoremode.core.verbs.planned import PlannedQuestion
 from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.scoring import UnfinishedRun
@@ -46,11 +47,11 @@ class KldTarget:
     fresh: bool
 
     @staticmethod
-    def of(name: str | Path, question: Question, *, fresh: bool, out: object) -> KldTarget:
-        if out is not None:
+    def of(name: str | Path, question: Question, place: Place) -> KldTarget:
+        if place.out is not None:
             fix = "leave --out out, and run a second command for the reference"
             raise OptionError("--kld and --out write one file each", fix=fix)
-        return KldTarget(_check(name, fresh=fresh), _question(question), fresh)
+        return KldTarget(_check(name, fresh=place.fresh), _question(question), place.fresh)
 
     def score(self, model: LazyModel, progress: Progress | None) -> Run:
         """Score a text and write the distributions of all its targets; the run itself is returned and not stored."""
@@ -66,7 +67,7 @@ class KldTarget:
             if not self.output.exists:
                 remove_files(work, WORK)  # the file was complete, and somebody removed it
         self._require_same_text(question.plan)
-        with model.claimed(question, work, fresh=self.fresh, keeps="records") as claim:
+        with model.claimed(question, Place(work, self.fresh), keeps="records") as claim:
             # a finished run: a process was killed after the file was complete
             run = in_memory(claim.finished or self._score_records(model, question, claim, progress))
         remove_files(work, WORK, empty=True)
@@ -80,7 +81,7 @@ class KldTarget:
         self, model: LazyModel, question: PlannedQuestion, claim: runs.Claim, progress: Progress | None
     ) -> Run:
         """Scores into a work folder, and moves the file to its place when it is complete."""
-        worker = model.engine_for(question, progress)
+        worker = model.opened_for(question, progress)
         layout = _layout(question.plan, worker.facts.known_vocabulary)
         with (
             UnfinishedRun(question, worker, claim, progress) as unfinished,

@@ -163,7 +163,6 @@ def noise(
 @shows_progress
 def noise_of_model(
     model: LazyModel,
-    tokenizer: str | None,
     *,
     repeat: int = 2,
     progress: Progress | None = None,

@@ -22,7 +22,7 @@ import itertools
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -44,13 +44,12 @@ from scoremode.core.verbs.baselines import OpenBaseline, compare_with
 from scoremode.core.verbs.compared_models import (
     NOISE,
     CompareRequest,
-    Folders,
-    ModelSettings,
     compared_with,
     require_both_fit,
     short,
 )
 from scoremode.core.verbs.model import LazyModel, in_memory
+from scoremode.core.verbs.place import Place
 from scoremode.core.verbs.planned import PlannedQuestion
 from scoremode.core.verbs.progress import Progress, announce
 from scoremode.core.verbs.scoring import UnfinishedRun, answered, score_run
@@ -85,19 +84,19 @@ class Variation:
         is_shared = self.model.chosen == later.model.chosen and self.model.feeds_also(first, other)
         return replace(later, model=self.model) if is_shared else later
 
-    def has_run(self, folders: Folders, first: Mapping[str, Any]) -> bool:
+    def has_run(self, place: Place, first: Mapping[str, Any]) -> bool:
         """Is its run there, which was compared with the run of that identity?"""
-        out = folders.folder(self.name.replace(" ", "-"))
-        return not folders.fresh and self.model.has_run(self.asked, out, against=first)
+        at = place.within(self.name.replace(" ", "-"))
+        return not place.fresh and self.model.has_run(self.asked, at, against=first)
 
     def engine(self, progress: Progress | None = None) -> Engine:
-        return self.model.engine_for(self.asked, progress)
+        return self.model.opened_for(self.asked, progress)
 
     def score(self, progress: Progress | None, counted: Progress | None) -> Run:
         """Always scores, and keeps nothing on disk; ``counted`` is told how many tokens are done."""
         with (
             tempfile.TemporaryDirectory(prefix="scoremode-") as folder,
-            self.model.claimed(self.asked, Path(folder)) as claim,
+            self.model.claimed(self.asked, Place(Path(folder))) as claim,
         ):
             return in_memory(score_run(self.asked, self.engine(progress), claim, counted))
 
@@ -150,11 +149,11 @@ def rerun(engine: Engine, plan: Plan, logprob: Floats) -> dict[str, Any]:
     }
 
 
-def against_first(first: Variation, run: Run, other: Variation, folders: Folders) -> Comparison:
+def against_first(first: Variation, run: Run, other: Variation, place: Place) -> Comparison:
     """Compares another variation with the first, whose run is ``run``. If the other has a run already, it is read."""
     other.model.variant = other.name
-    against = AgainstFirst(other.asked, run, first, other, folders.progress)
-    return compare_with(nullcontext(against), other.model, folders)
+    against = AgainstFirst(other.asked, run, first, other, place.progress)
+    return compare_with(nullcontext(against), other.model, place)
 
 
 @dataclass
@@ -247,23 +246,18 @@ class CacheTypes:
             types[name] = list(value)
         return cls(types) if types else None
 
-    def of_baseline(self, model: ModelSettings) -> ModelSettings:
-        return _with_types(model, {name: each[0] for name, each in self.types.items()})
+    def of_baseline(self, model: LazyModel) -> LazyModel:
+        return model.changed(**{name: each[0] for name, each in self.types.items() if name in model.arguments})
 
-    def of_candidate(self, model: ModelSettings, *, is_baseline: bool) -> list[ModelSettings]:
+    def of_candidate(self, model: LazyModel, *, is_baseline: bool) -> list[LazyModel]:
         """One candidate for each combination of the types that the model's engine knows.
 
         Options that cannot work are refused here, before a weight is loaded.
         """
-        types, candidates = {name: each for name, each in self.types.items() if name in model.options}, []
+        types, candidates = {name: each for name, each in self.types.items() if name in model.arguments}, []
         for picked in combinations(types):
             label = " ".join(f"{all_options()[name][1].details.cache_part} {value}" for name, value in picked.items())
-            name = label if is_baseline else f"{short(model.model)} {label}"
-            candidates.append(replace(_with_types(model, picked), name=name if types else None))
-            with closing(candidates[-1].prepare()) as lazy:
-                lazy.settings()
+            name = label if is_baseline else f"{short(model.name)} {label}"
+            candidates.append(model.changed(variant=name if types else None, **picked))
+            candidates[-1].settings()
         return candidates[1:] if is_baseline else candidates
-
-
-def _with_types(model: ModelSettings, picked: Mapping[str, Any]) -> ModelSettings:
-    return replace(model, options={name: picked.get(name, value) for name, value in model.options.items()})

@@ -210,7 +210,7 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
 
     def engine(self, longest: int) -> Engine:
         """Returns the open engine; opens it if it is closed or was opened for shorter windows."""
-        engine = self.held.engine(Work(longest, shares_prompts=True))
+        engine = self.held.opened(Work(longest, shares_prompts=True))
         self._facts = engine.facts
         return engine
 

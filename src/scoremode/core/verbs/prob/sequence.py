@@ -126,7 +126,7 @@ class SequenceProbability:
     @typed
     def open(self, longest: int, progress: Progress | None = None) -> Engine:
         """Start the engine, ready for ``longest`` tokens. One that is running and ready for them is kept."""
-        return self.held.engine(Work(longest, shares_prompts=True), progress)
+        return self.held.opened(Work(longest, shares_prompts=True), progress)
 
     def close(self) -> None:
         """Stop the engine, unless the caller brought it. The next question starts it again."""
