@@ -1,4 +1,4 @@
-"""What Transformers makes of a folder with a tokenizer; a tokenizer.json that would fill the memory is refused first."""
+"""A folder with a tokenizer ─▶ Transformers' tokenizer. A file that would fill the memory is refused before that."""
 
 from __future__ import annotations
 
