@@ -55,7 +55,12 @@ PLAIN_FILES: list[tuple[str, str, bytes, str]] = [
     ("a list for a row", "a.jsonl", b"[1, 2]", "line 1 is not a JSON object"),
     ("a number with 5,000 digits", "a.jsonl", b'{"text": ' + b"9" * 5000 + b"}", "line 1 is not JSON"),
     ("not Parquet", "a.parquet", b"PAR1 and nothing more", "not a Parquet file"),
-    ("rows of a number", "a.jsonl", b'{"text": 5}', "field 'text' is not text or a conversation (Expected `str | array`, got `int`)"),
+    (
+        "rows of a number",
+        "a.jsonl",
+        b'{"text": 5}',
+        "is not text or a conversation (Expected `str | array`, got `int`)",
+    ),
     ("rows of null", "a.jsonl", b'{"text": null}', "got `null`"),
     ("no text field", "a.jsonl", b'{"body": "x"}', "choose one with --field (body)"),
     ("no field at all", "a.jsonl", b"{}", "no field 'text'; use rows like"),
