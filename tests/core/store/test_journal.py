@@ -16,7 +16,7 @@ from scoremode.core.scores.journal import Journal
 from scoremode.core.scores.schema import BUILT_IN, KL, ROUNDING
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, RunError
-from tests.core.plan.test_recipes import tokens_of
+from tests.core.plan.streams import tokens_of
 from tests.partial_engine import SUBSETS, PartialEngine, named
 
 IDENTITY: dict[str, Any] = {"model": "m", "plan": "p"}
