@@ -53,11 +53,10 @@ def from_raw(raw: Raw, dtype: str) -> Tensor:
 
 
 def store_head(head: Head) -> StoredHead:
-    dtype, bias_dtype = (str(t.dtype).removeprefix("torch.") for t in (head.weight, head.weight))
-    bias = None
-    if head.bias is not None:
-        bias, bias_dtype = to_raw(head.bias), str(head.bias.dtype).removeprefix("torch.")
-    return StoredHead(to_raw(head.weight), bias, dtype, bias_dtype, head.vocabulary, head.scale, head.softcap)
+    weight, bias = head.weight, head.bias
+    dtypes = (str(tensor.dtype).removeprefix("torch.") for tensor in (weight, weight if bias is None else bias))
+    raw_bias = None if bias is None else to_raw(bias)
+    return StoredHead(to_raw(weight), raw_bias, *dtypes, head.vocabulary, head.scale, head.softcap)
 
 
 def split_columns(columns: Columns, ends: Ints) -> list[Answers]:

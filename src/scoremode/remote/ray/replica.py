@@ -34,9 +34,9 @@ from scoremode.core.engine.registry import ChosenEngine, choose, open_engine
 from scoremode.core.installation import installed_versions
 from scoremode.core.references.reader import Reference, open_reference
 from scoremode.core.scores.answers import Window, WindowSource, check_shapes
-from scoremode.core.scores.packing import AnswerPacker, PackedAnswers, PackedWindows
 from scoremode.core.verbs.replicas import OTHER_FILES, OpenWorker, Worker
 from scoremode.errors import EngineError, RunError, ScoremodeError
+from scoremode.remote.ray.packing import AnswerPacker, PackedAnswers, PackedWindows
 from scoremode.values import Bools, Floats, Ints
 from scoremode.version import __version__
 
