@@ -53,10 +53,11 @@ def from_raw(raw: Raw, dtype: str) -> Tensor:
 
 
 def store_head(head: Head) -> StoredHead:
-    weight, bias = head.weight, head.bias
-    dtypes = (str(tensor.dtype).removeprefix("torch.") for tensor in (weight, weight if bias is None else bias))
-    raw_bias = None if bias is None else to_raw(bias)
-    return StoredHead(to_raw(weight), raw_bias, *dtypes, head.vocabulary, head.scale, head.softcap)
+    bias = None if head.bias is None else to_raw(head.bias)
+    dtypes = [
+        str(x.dtype).removeprefix("torch.") for x in (head.weight, head.weight if head.bias is None else head.bias)
+    ]
+    return StoredHead(to_raw(head.weight), bias, dtypes[0], dtypes[1], head.vocabulary, head.scale, head.softcap)
 
 
 def split_columns(columns: Columns, ends: Ints) -> list[Answers]:

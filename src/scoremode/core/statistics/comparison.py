@@ -37,7 +37,7 @@ from scoremode.core.statistics.paired import (
     stored_metric,
 )
 from scoremode.core.statistics.parts import SliceMeans, by_slice
-from scoremode.core.statistics.statistic import PlainStatistic, Statistic, TerminalColumn, fields_from, plain
+from scoremode.core.statistics.statistic import Number, PlainStatistic, Statistic, TerminalColumn, fields_from, plain
 from scoremode.core.typed import typed
 from scoremode.values import Estimate, Floats, rounded
 
@@ -346,7 +346,7 @@ class Comparison(PairedRuns, ArrowTable, ComparisonNumbers):
         return {"name": self.name, **fields_from(STATISTICS, self.estimates)}
 
     @cached_property
-    def estimates(self) -> dict[str, Any]:
+    def estimates(self) -> dict[str, Number]:
         """The numbers by name, as attributes have them; None: not measured, or not known."""
         means = PairedMeans(self)
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # infinities become None in JSON
@@ -429,7 +429,7 @@ def are_of_paths(comparisons: Sequence[Comparison]) -> bool:
     return bool(comparisons) and all(c.is_of_paths for c in comparisons)
 
 
-def _between_runs(s: Statistic, means: PairedMeans) -> Any:
+def _between_runs(s: Statistic, means: PairedMeans) -> Number:
     if s.needs in _missing(means.runs):
         return None
     return means.mean(measured(s.mean), s.range) if s.of is None else s.of(means)

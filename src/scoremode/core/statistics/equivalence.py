@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -156,7 +155,7 @@ class Equivalence:
         rate = false_of_few("no worse", self.effective, self.groups)
         return f"{kind} {margin}, with 95 %: {change} (p = {chance:.2g}){rate}"
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, float | str | None]:
         """All numbers by name; None for those that are not known."""
         return {
             "margin": self.margin,

@@ -72,10 +72,7 @@ class LlamacppMean:
 
 def llamacpp_stderr(logprob: Floats) -> float | None:
     """Returns the error that llama.cpp prints with its perplexity, as if tokens were independent; None if infinite."""
-    if len(logprob) < 2:
-        return None
     nll = LlamacppMean(-logprob)
-    if not math.isfinite(nll.mean):
+    if nll.n < 2 or not nll.mean < 700:  # its exponential is infinite
         return None
-    error = math.exp(nll.mean) * math.sqrt(max(0.0, nll.variance) / (nll.n - 1))
-    return error if math.isfinite(error) else None
+    return math.exp(nll.mean) * math.sqrt(max(0.0, nll.variance) / (nll.n - 1))
