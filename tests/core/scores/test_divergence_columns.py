@@ -12,7 +12,7 @@ import torch
 
 import scoremode as sm
 from scoremode.core.engine.base import Wanted
-from scoremode.core.scores.schema import BUILT_IN, DIVERGENCE
+from scoremode.core.scores.schema import DIVERGENCE
 from scoremode.core.store.runs import SCORES
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError
@@ -83,11 +83,3 @@ def test_an_interrupted_comparison_resumes_with_all_of_them(tmp_path: Path) -> N
     resumed, whole = compared(tmp_path), compared(tmp_path, "again")
     for name in NAMES:
         np.testing.assert_array_equal(getattr(resumed.divergences, name), getattr(whole.divergences, name))
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("kl", -0.1), ("kl_reverse", -0.1), ("total_variation", 1.1), ("same_first", 6), ("kl", np.nan)]
-)
-def test_impossible_values_are_refused(name: str, value: float) -> None:
-    assert BUILT_IN.impossible_value({name: np.array([value])}) is not None
-    assert BUILT_IN.impossible_value({"kl": np.array([np.inf]), "kl_reverse": np.array([np.inf])}) is None

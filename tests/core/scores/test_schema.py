@@ -91,14 +91,14 @@ FITTING = {"logprob": -3.0, "rank": 4, "entropy": 2.0, "top_logprob": -1.0}
     [
         ({}, None),
         ({"logprob": -math.inf}, None),
-        ({"logprob": -0.9e39}, None),
+        ({"logprob": -1e39}, None),
         ({"logprob": -1.1e39}, "logprob is -1.1e+39"),
-        ({"logprob": -0.991}, None),
+        ({"logprob": 0.0, "top_logprob": -0.01}, None),
         ({"logprob": -0.98}, "top logprob is -1, below the logprob -0.98 of a token"),
-        ({"rank": 1, "logprob": -1.0099}, None),
+        ({"rank": 1, "logprob": -0.01, "top_logprob": 0.0}, None),
         ({"rank": 1, "logprob": -1.02}, "logprob is -1.02 at rank 1, and top logprob -1"),
         ({"rank": 2, "logprob": -1.02}, None),
-        ({"entropy": 0.9901}, None),
+        ({"entropy": 0.0, "top_logprob": -0.01}, None),
         ({"entropy": 0.98}, "entropy is 0.98, and top logprob -1"),
     ],
 )
@@ -193,4 +193,9 @@ def test_the_window_with_the_wrong_value_is_named() -> None:
     for words, answers in wrong.items():
         with pytest.raises(EngineError, match=words):
             check_answers(source, [(0, good), (2, answers)], 100)
+    top = {"top": np.zeros(2, np.int32), "top_logprob": np.full(2, -4.0)}
+    with pytest.raises(EngineError, match="in window 1 top logprob is -4, below the logprob -1 of a token"):
+        check_answers(source, [(1, Answers(np.full((2, 1), -1.0), **top))], 100)
+    pair = WindowList((Window(window.ids, window.rows, np.zeros((2, 2), np.int32)),))
+    check_answers(pair, [(0, Answers(np.full((2, 2), -5.0), **top))], 100)
     assert (len(source), source.lengths.tolist()) == (3, [6, 6, 6])

@@ -15,7 +15,6 @@ import pytest
 
 import scoremode as sm
 from scoremode.core.disk.folders import ABOUT, LOCK, SET_IT, entry_folder
-from scoremode.core.disk.locks import Lock
 from scoremode.core.disk.manifests import sealed
 from scoremode.core.scores.parquet import ColumnFile
 from scoremode.core.store.resumable import lock_folder, require_possible
@@ -193,12 +192,6 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
     assert refused.value.fix == "give another --out"
     assert SET_IT not in str(refused.value)
     require_possible(tmp_path / "absent")
-
-
-def test_a_lock_that_is_free_is_taken_at_once(tmp_path: Path) -> None:
-    lock = lock_folder(tmp_path / "a" / "b", waits=False)
-    assert not Lock(tmp_path / "a" / "b" / LOCK).acquire()
-    lock.release()
 
 
 def test_infinite_numbers_are_null_on_disk_and_infinite_again_in_memory(tmp_path: Path) -> None:
