@@ -1,107 +1,78 @@
-"""Packs windows and answers for replicas.
-
-``PackedWindows``   many windows as a few flat arrays: to a replica, inside a WindowSubset
-``PackedAnswers``   answers to many windows, column by column: back from it
-"""
+"""Packs windows and answers for replicas: a few large arrays travel faster than many small ones."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from scoremode.core.scores.answers import REQUESTED, Answers, Window
-from scoremode.core.scores.schema import BUILT_IN, Array, chosen_divergences
+from scoremode.core.scores.answers import Answers, Window
+from scoremode.core.scores.schema import BUILT_IN
 from scoremode.values import Ids, Ints, Raw
 
-INT32 = np.dtype("<i4")
-
-
-def _ends(lengths: Sequence[int] | Ints) -> Ints:
-    return np.cumsum(np.asarray(lengths, dtype=np.int64))
+OF_TARGETS = frozenset(column.name for column in BUILT_IN.scores if column.per == "target")
 
 
 def _between(ends: Ints, index: int) -> slice:
     return slice(int(ends[index - 1]) if index else 0, int(ends[index]))
 
 
-def _joined(arrays: Sequence[Array], dtype: np.dtype[Any]) -> Raw:
-    """Joins all numbers of some arrays, one after the other."""
-    flat = [np.ascontiguousarray(array, dtype).reshape(-1) for array in arrays]
-    return flat[0] if len(flat) == 1 else np.concatenate(flat) if flat else np.empty(0, dtype)
-
-
-# ── windows ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedWindows:
-    """Many windows as flat arrays."""
+    """Many windows as flat arrays: to a replica, inside a WindowSubset."""
 
     ids: Ids
-    id_ends: Ints  # (windows,)
     rows: Ids
-    row_ends: Ints  # (windows,)
     targets: Ids
-    target_ends: Ints  # (windows,)
+    ends: Ints  # (3, windows) where each window ends in ``ids``, ``rows`` and ``targets``
     widths: Ints  # (windows,) targets per row
 
     @staticmethod
     def of(windows: Sequence[Window]) -> PackedWindows:
-        return PackedWindows(
-            ids=_joined([w.ids for w in windows], INT32),
-            id_ends=_ends([len(w.ids) for w in windows]),
-            rows=_joined([w.rows for w in windows], INT32),
-            row_ends=_ends([len(w.rows) for w in windows]),
-            targets=_joined([w.targets for w in windows], INT32),
-            target_ends=_ends([w.targets.size for w in windows]),
-            widths=np.array([w.targets.shape[1] for w in windows], np.int64),
+        sizes = np.array([(len(w.ids), len(w.rows), w.targets.size, w.targets.shape[1]) for w in windows], np.int64).T
+        ids, rows, targets = (
+            np.concatenate([array.ravel() for array in arrays], dtype=np.int32)
+            for arrays in zip(*((w.ids, w.rows, w.targets) for w in windows), strict=True)
         )
-
-    def __len__(self) -> int:
-        return len(self.widths)
+        return PackedWindows(ids, rows, targets, sizes[:3].cumsum(axis=1), sizes[3])
 
     @property
     def lengths(self) -> Ints:
-        return np.diff(self.id_ends, prepend=0)
+        return np.diff(self.ends[0], prepend=0)
 
     def window(self, index: int) -> Window:
-        rows = self.rows[_between(self.row_ends, index)]
-        targets = self.targets[_between(self.target_ends, index)].reshape(len(rows), int(self.widths[index]))
-        return Window(self.ids[_between(self.id_ends, index)], rows, targets)
+        ids, rows, targets = (_between(ends, index) for ends in self.ends)
+        return Window(self.ids[ids], self.rows[rows], self.targets[targets].reshape(-1, int(self.widths[index])))
 
 
-# ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedAnswers:
-    """Answers to some windows, column by column. All answers have the same columns."""
+    """Answers to some windows, column by column: back from a replica. All answers have the same columns."""
 
     windows: Ints  # (windows,) index of each window
-    rows: Ints  # (windows,) rows of each window
-    widths: Ints  # (windows,) targets per row
-    columns: dict[str, Raw]
+    shapes: Ints  # (windows, 2) rows, and targets per row
+    columns: dict[str, Raw]  # one line per row; those with a value per target are flat
 
     @staticmethod
     def of(pairs: Sequence[tuple[int, Answers]]) -> PackedAnswers:
-        answers = [answer for _, answer in pairs]
-        first = answers[0]
-        schema = (*BUILT_IN.chosen(first.columns), *chosen_divergences(first.divergences))
-        columns = {c.name: _joined([getattr(answer, c.name) for answer in answers], c.numpy_type) for c in schema}
-        for name in REQUESTED:
-            if name not in columns and getattr(first, name) is not None:
-                columns[name] = np.concatenate([getattr(answer, name) for answer in answers])
-        shapes = np.array([answer.logprob.shape for answer in answers], dtype=np.int64).reshape(-1, 2)
-        return PackedAnswers(np.array([i for i, _ in pairs], np.int64), shapes[:, 0], shapes[:, 1], columns)
+        arrays = [dict(answers.arrays()) for _, answers in pairs]
+        columns = {
+            name: np.concatenate([own[name].ravel() if name in OF_TARGETS else own[name] for own in arrays])
+            for name in arrays[0]
+        }
+        shapes = np.array([own["logprob"].shape for own in arrays], np.int64)
+        return PackedAnswers(np.array([window for window, _ in pairs], np.int64), shapes, columns)
 
     def answers(self) -> Iterator[tuple[int, Answers]]:
         """Yields each window's number and a copy of its answers, so that Ray can free the block when all are read."""
-        cells, rows = _ends(self.rows * self.widths), _ends(self.rows)
-        of_targets = {column.name for column in BUILT_IN.scores if column.per == "target"}
+        cells, rows = self.shapes.prod(axis=1).cumsum(), self.shapes[:, 0].cumsum()
         for i, window in enumerate(self.windows.tolist()):
-            shape, arrays = (int(self.rows[i]), int(self.widths[i])), {}
+            arrays = {}
             for name, column in self.columns.items():
-                part = column[_between(cells if name in of_targets else rows, i)].copy()
-                arrays[name] = part.reshape(shape) if name in of_targets else part
+                is_flat = name in OF_TARGETS
+                part = column[_between(cells if is_flat else rows, i)].copy()
+                arrays[name] = part.reshape(self.shapes[i]) if is_flat else part
             yield window, Answers(**arrays)
 
 
