@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from scoremode.core.scores.answers import measured
-from scoremode.core.statistics.comparison import comparison_statistics
 from scoremode.studies.kld.statistics import llamacpp_statistics, llamacpp_text
 from scoremode.values import Floats, Ints
 from tests.core.statistics.test_comparison import compared, random_comparison
@@ -112,5 +111,5 @@ def test_llamacpp_ignores_groups_and_weights_and_therefore_is_too_sure() -> None
     independent = compared(c.baseline.scores.logprob, c.candidate.scores.logprob, kl=c.kl)
     error = llamacpp_statistics(c)["kld_mean_error"]
     assert error is not None
-    assert math.isclose(error, comparison_statistics(independent)["kl_mean_stderr"], rel_tol=1e-9)
-    assert error < 0.8 * comparison_statistics(c)["kl_mean_stderr"]
+    assert math.isclose(error, independent.statistics()["kl_mean_stderr"], rel_tol=1e-9)
+    assert error < 0.8 * c.statistics()["kl_mean_stderr"]
