@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from scoremode.core.engine.plugin import Work
 from scoremode.errors import EngineError, InputError, OptionError, RunError
 from tests.conftest import DATA
 from tests.partial_engine import PartialEngine
@@ -112,11 +113,10 @@ def test_smollm2_within_the_tolerance() -> None:
     check(lm, harness_model(inspect("smollm2-135m").path), instances(pairs), lm.encoder)
 
 
-def test_chunks_hold_whole_documents_and_change_nothing(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_change_no_answer(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = [(f"The quick brown {word}", f" {choice}") for word in ("fox", "dog", "cat") for choice in "abcd"]
     whole = ours(tiny).loglikelihood(instances(pairs), disable_tqdm=True)
     monkeypatch.setattr(adapter, "CHUNK", 2)
-    assert [len(chunk) for chunk in adapter.chunks_of_documents(instances(pairs))] == [4, 4, 4]
     parts = ours(tiny).loglikelihood(instances(pairs), disable_tqdm=True)
     assert [p[0] for p in parts] == pytest.approx([w[0] for w in whole], abs=1e-5)
     assert [p[1] for p in parts] == [w[1] for w in whole]
@@ -128,7 +128,7 @@ def test_a_context_is_computed_once_for_its_choices(tiny: Path) -> None:
     lm = ours(tiny)
     context = "The quick brown fox jumps over the lazy dog. " * 2
     requests = instances([(context, f" {choice}") for choice in ("fox", "dog runs", "cat", "model")])
-    engine: Any = lm.engine(100)
+    engine: Any = lm.held.engine(Work(100, shares_prompts=True))
     fed: list[int] = []
     engine.model.get_input_embeddings().register_forward_hook(lambda _, ids, __: fed.append(ids[0].numel()))
     lm.loglikelihood(requests, disable_tqdm=True)
@@ -147,7 +147,7 @@ def test_choices_that_lost_different_parts_of_their_context_fill_batches(
         (f"{i} " + "The quick brown fox jumps over the lazy dog. " * 4, choice) for i in range(8) for choice in choices
     ]
     requests = instances(pairs)
-    engine: Any = lm.engine(24)
+    engine: Any = lm.held.engine(Work(24, shares_prompts=True))
     passes: list[tuple[int, ...]] = []
     hidden = engine._hidden
 
@@ -199,14 +199,9 @@ def test_answers_of_two_models_are_never_mixed(tiny: Path, tiny_bos: Path, tmp_p
         with pytest.raises(RunError, match="another model or other settings"):
             evaluate(other, tasks, ["own_choice"], use_cache=cache)
         assert not other.held.is_open
-
-
-def test_answers_of_an_unknown_model_are_refused(tiny: Path, tmp_path: Path) -> None:
-    tasks = write_tasks(tmp_path / "tasks", ["own_choice"])
-    cache = str(tmp_path / "answers")
-    evaluate(harness_model(tiny), tasks, ["own_choice"], use_cache=cache)
-    with pytest.raises(RunError, match=r"scoremode\.json cannot be read"):
-        evaluate(ours(tiny), tasks, ["own_choice"], use_cache=cache)
+    evaluate(harness_model(tiny), tasks, ["own_choice"], use_cache=f"{cache}-unknown")
+    with pytest.raises(RunError, match="another model or other settings"):
+        evaluate(ours(tiny), tasks, ["own_choice"], use_cache=f"{cache}-unknown")
 
 
 # ── chats ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -276,7 +271,7 @@ def test_generated_answers_are_left_to_other_back_ends() -> None:
     [
         ({"model": "table:uniform", "pretrained": "table:uniform"}, "given twice"),
         ({"model": "table:uniform", "token": "hf_x"}, "access token"),
-        ({"model": "table:uniform", "load_in_4bit": True}, "there is no argument load_in_4bit"),
+        ({"model": "table:uniform", "load_in_4bit": True}, "there is no option load_in_4bit"),
         ({"model": "table:uniform", "max_length": "long"}, "Expected `int . null`, got `str`"),
         ({"model": "table:uniform", "add_bos_token": 1}, "add_bos_token"),
         ({"model": "table:uniform", "chat_template_args": 3}, "chat_template_args"),
