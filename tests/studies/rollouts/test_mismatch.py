@@ -80,18 +80,6 @@ def test_bounds_contain_the_kl_in_95_of_100_samples_of_prompts() -> None:
     assert hits >= 0.9 * 200
 
 
-def test_the_formulas_are_those_of_verl() -> None:
-    """What verl's rollout correction logs, written out: masked means over tokens, with old = trainer."""
-    pi, tau = distributions(4, 0.4)
-    found = sampled(pi, tau, prompts=10)
-    s, log_ratio = found.statistics(), torch.from_numpy(found.trainer - found.rollout)
-    assert s["k1"] == pytest.approx(float((-log_ratio).mean()), rel=1e-12)
-    assert s["k3"] == pytest.approx(float((torch.exp(log_ratio) - log_ratio - 1).mean()), rel=1e-12)
-    weights = torch.exp(log_ratio)
-    normalized = weights / weights.mean()
-    assert s["effective_sample_size"] == pytest.approx(float(1 / (normalized**2).mean()), rel=1e-12)
-
-
 # ── by hand ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def small(**changes: Any) -> Mismatch:
     """Two prompts of two samples of two tokens."""
@@ -114,6 +102,9 @@ def test_ratios_by_hand() -> None:
     assert s["outside_clip"] == pytest.approx(2 / 8)  # 0.5 and 1.25; 1.2 is rounded to one side or the other
     assert s["sequence_ratio_min"] == pytest.approx(0.5)
     ratios = np.array([1, 1.2, 0.5, 1.25])
+    assert s["k1"] == pytest.approx(-np.log(ratios).sum() / 8)
+    assert s["k2"] == pytest.approx((np.log(ratios) ** 2).sum() / 16)
+    assert s["k3"] == pytest.approx((ratios - 1 - np.log(ratios)).sum() / 8)
     assert s["sequence_effective_sample_size"] == pytest.approx(ratios.sum() ** 2 / (4 * (ratios**2).sum()))
     assert s["sequence_k1"] == pytest.approx(-np.log(ratios).mean())
     assert (s["k1_stderr"], s["kl"], s["kl_infinite"]) == (None, None, None)  # two prompts are too few

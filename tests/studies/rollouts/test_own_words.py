@@ -93,16 +93,6 @@ def test_the_most_surprising_token_of_each_text_is_chosen() -> None:
     assert other_choices(sm.ppl("table:uniform", engine=TableEngine(logits), corpus=written), written, noise=99.0) == ()
 
 
-def test_other_slices_are_another_run(command: Command, written: dict[str, Path], tmp_path: Path) -> None:
-    corpus = f"rollouts:{written['greedy']}"
-    ppl, compare = ("ppl", "table:uniform"), ("compare", "table:uniform", "table:uniform", "--out", tmp_path / "kept")
-    for more, names in (((), ["answer"]), (("--slice", "a=prompt..z"), ["a"]), (("--slice", "b=rom..z"), ["b"])):
-        assert list(command(*ppl, "--corpus", corpus, "--json", *more).json["by_slice"]) == names
-    assert command(*compare, "--corpus", corpus, "--slice", "a=prompt..z").code == 0
-    refused = command(*compare, "--corpus", corpus, "--slice", "b=rom..z")
-    assert (refused.code, "slices" in refused.err) == (2, True)
-
-
 def test_a_trainer_against_rollouts(command: Command, written: dict[str, Path], tmp_path: Path) -> None:
     asked = ("compare", f"rollouts:{written['drawn']}", "table:uniform")
     found = command(*asked, "--json").json

@@ -95,10 +95,3 @@ def test_flags_that_ran_models_say_what_to_type_instead(words: list[str], refuse
         assert "--log_samples" in refused(*words, flag)
     assert "did you mean --metric?" in refused(*words, "--metrc", "acc")
     assert "--log_samples" in refused("tasks", "org/model", "org/model-W4A16", "--tasks", "arc_easy")
-    assert "docs/rollouts.md" in refused("rollouts", "table:uniform", "--prompts", "task:a", "--out", "x")
-
-
-def test_only_the_named_tasks_are_compared(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*words, "--tasks", "winogrande", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["candidates"][0]["rows"]
-    assert [row["name"] for row in rows] == ["winogrande", "all"]

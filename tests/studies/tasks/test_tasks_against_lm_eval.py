@@ -14,7 +14,6 @@ import pytest
 pytest.importorskip("lm_eval", reason="needs lm-eval")
 
 import scoremode as sm
-from tests.gguf_files import gguf_of, require_llamacpp
 from tests.studies.tasks.task_rows import own_definitions, rounded_copy, write_rows
 from tests.studies.tasks.tasks import log_of, write_tasks
 
@@ -156,13 +155,3 @@ def test_texts_that_a_back_end_of_lm_eval_generated_are_compared_by_their_metric
     assert (found.overall["metric"], found.overall["flips"]) == ("exact_match", 0)
     assert found.overall["margin_shift"] is None
     assert found.overall["accuracy_baseline"] == results(log)["results"]["own_writing"]["exact_match,none"]
-
-
-def test_a_gguf_recovers_its_original(tiny: Path, definitions: Path, logs: list[Path], tmp_path: Path) -> None:
-    require_llamacpp()
-    file = gguf_of(tiny, tmp_path / "tiny.gguf")
-    found = sm.tasks(logs[0], log_of(tmp_path / "gguf", f"model={file}", TASKS, definitions))[0]
-    assert found.candidate["engine"] == "llamacpp"
-    assert found.overall["lost_documents"] + found.overall["gained_documents"] <= 1  # half-precision keys may tie
-    assert found.row("arc_easy")["kl_choices"] < 1e-3
-    assert abs(found.row("winogrande")["margin_shift"]) < 0.05

@@ -78,7 +78,10 @@ def rollouts(
     >>> sm.compare("org/model", "org/model-W4A16", corpus=written).kl                              # doctest: +SKIP
     """
     rules = read_rules(temperature, top_p, top_k, min_p)
-    numbers = read_numbers(samples, MAX_TOKENS if max_tokens is None else max_tokens, seed)
+    most = MAX_TOKENS if max_tokens is None else max_tokens
+    for flag, count in (("--samples", samples), ("--max-tokens", most)):
+        if count < 1:
+            raise OptionError(f"{flag} {count} writes nothing", fix="give 1 or more")
     path = read_path(DECODE, sequences=sequences) if sequences is not None else None
     for name in arguments:
         if name not in (*all_options(), *spread_names()):
@@ -86,10 +89,15 @@ def rollouts(
     place = None if out is None else located(out)
     if isinstance(place, RemotePath):
         raise OptionError(f"{place}: rollouts are written to folders of this machine", fix="give a folder to --out")
-    read = read_prompts(prompts)
+    rows = read_prompts(prompts)
+    if (texts := len(rows.rows) * samples) > MOST_TEXTS:
+        message = f"{texts:,} texts are too many for one folder (at most {MOST_TEXTS:,})"
+        raise OptionError(message, fix="give fewer --samples, or write several folders with another --seed each")
     with closing(LazyModel.named(model, engine, arguments, tokenizer)) as lazy:
         require(lazy.plugin, "writes", "write texts with their log-probabilities")
-        task = WritingTask.of(lazy, read, rules, path, numbers)
+        encodings = encoded(rows, lazy.subject.tokenizer)
+        _require_known([ids for _, ids in encodings], lazy.subject.vocabulary)
+        task = WritingTask(rows, encodings, rules, lazy.longest_window, path, samples, most, seed)
         return _written(lazy, task, place, fresh=fresh, progress=progress)
 
 
@@ -114,12 +122,13 @@ def read_rules(temperature: float, top_p: float | None, top_k: int | None, min_p
     return rules
 
 
-def read_numbers(samples: int, max_tokens: int, seed: int) -> dict[str, int]:
-    """Checks how many texts there are, how long they may be, and the seed of all draws."""
-    for name, value in (("samples", samples), ("max_tokens", max_tokens)):
-        if value < 1:
-            raise OptionError(f"--{name.replace('_', '-')} {value} writes nothing", fix="give 1 or more")
-    return {"samples": samples, "max_tokens": max_tokens, "seed": seed}
+def _require_known(prompts: Sequence[Ids], vocabulary: int | None) -> None:
+    largest = max(int(ids.max()) for ids in prompts)
+    if vocabulary is not None and largest >= vocabulary:
+        raise OptionError(
+            f"the tokenizer gives id {largest}, but the model's vocabulary ends at {vocabulary - 1}",
+            fix="give the right folder with --tokenizer",
+        )
 
 
 # ── what is asked ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -135,22 +144,6 @@ class WritingTask:
     samples: int
     max_tokens: int
     seed: int
-
-    @staticmethod
-    def of(
-        lazy: LazyModel, prompts: Prompts, rules: DrawingRules, path: DecodePath | None, numbers: Mapping[str, int]
-    ) -> WritingTask:
-        if (count := len(prompts.rows) * numbers["samples"]) > MOST_TEXTS:
-            message = f"{count:,} texts are too many for one folder (at most {MOST_TEXTS:,})"
-            raise OptionError(message, fix="give fewer --samples, or write several folders with another --seed each")
-        encodings = encoded(prompts, lazy.subject.tokenizer)
-        largest = max(int(ids.max()) for _, ids in encodings)
-        if lazy.subject.vocabulary is not None and largest >= lazy.subject.vocabulary:
-            raise OptionError(
-                f"the tokenizer gives id {largest}, but the model's vocabulary ends at {lazy.subject.vocabulary - 1}",
-                fix="give the right folder with --tokenizer",
-            )
-        return WritingTask(prompts, encodings, rules, lazy.longest_window, path, **numbers)
 
     @property
     def rooms(self) -> list[int]:

@@ -31,7 +31,16 @@ from scoremode.core.verbs.model import LazyModel
 from scoremode.core.verbs.question import identify
 from scoremode.core.verbs.run_contents import describe_engine, describe_model
 from scoremode.core.verbs.scoring import Continuation, Likelihood, likelihoods
-from scoremode.errors import EngineError, InputError, ModelError, OptionError, RunError, print_line
+from scoremode.errors import (
+    EngineError,
+    InputError,
+    ModelError,
+    OptionError,
+    RunError,
+    UnknownArgumentError,
+    did_you_mean,
+    print_line,
+)
 from scoremode.studies.tasks.encoding import Encoded, HarnessEncoder
 from scoremode.values import Ints
 
@@ -311,6 +320,9 @@ def read_arguments(arguments: Mapping[str, Any]) -> tuple[LazyModel, AdapterSett
     params = {OTHER_NAMES.get(name, name): _read_back(OTHER_NAMES.get(name, name), present[name]) for name in present}
     if len(params) < len(present):
         raise OptionError("the model is given twice", fix="give model or pretrained, not both")
+    known = [*all_options(), *AdapterSettings.__struct_fields__, *TEXTS]
+    if unknown := [name for name in params if name not in (*known, "token")]:
+        raise UnknownArgumentError(f"there is no argument {unknown[0]}", fix=did_you_mean(unknown[0], known))
     if "token" in params:
         raise OptionError(TOKEN, fix="set HF_TOKEN instead")
     if "model" not in params:
