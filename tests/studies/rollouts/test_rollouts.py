@@ -188,7 +188,6 @@ def test_prompts_of_files(tmp_path: Path) -> None:
     written = sm.rollouts("table:successor", rows, max_tokens=2)
     assert written.prompt_text == ["a", "user: hi\nassistant: "]
     assert written.manifest["prompts_file"] == "p.jsonl"
-    for bad in ({"prompt": "a", "messages": chat}, {"prompt": ["a"]}, {"prompt": "a", "answer": 5}, {"text": "a"}):
-        rows.write_text(json.dumps(bad) + "\n")
-        with pytest.raises(sm.ScoremodeError, match="line 1"):
-            read_prompts(rows)
+    rows.write_text(json.dumps({"prompt": "a", "messages": chat}) + "\n")
+    with pytest.raises(sm.ScoremodeError, match="line 1 has both"):
+        read_prompts(rows)

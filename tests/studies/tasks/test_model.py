@@ -231,6 +231,7 @@ def test_a_whole_text_needs_no_ranks_and_none_is_generated() -> None:
         ({"model": "table:uniform", "load_in_4bit": True}, "there is no argument load_in_4bit"),
         ({"model": "table:uniform", "max_length": "long"}, "Expected `int . null`, got `str`"),
         ({"model": "table:uniform", "add_bos_token": 1}, "add_bos_token"),
+        ({"model": "table:uniform", "add_bos_token": True}, "has no BOS"),
         ({"model": "table:uniform", "chat_template_args": 3}, "chat_template_args"),
         ({"model": "table:uniform", "enable_thinking": True}, "enable_thinking"),
         ({"model": "table:uniform", "device": "cpu"}, "--device cpu is not for scoremode"),

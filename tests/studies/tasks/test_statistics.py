@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from scoremode.reports import gate
-from scoremode.studies.tasks.results import TaskRule, parse, why_unknown
+from scoremode.studies.tasks.results import parse, why_unknown
 from scoremode.studies.tasks.statistics import (
     FIELDS,
     PairedTask,
@@ -185,12 +185,6 @@ def test_bounds_over_tasks_contain_the_truth() -> None:
 
 
 # ── rules ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_a_rule_may_name_a_task() -> None:
-    assert parse("mmlu_anatomy.recovery<0.99 surely") == TaskRule(
-        gate.Rule("recovery", "<", 0.99, True), "mmlu_anatomy"
-    )
-    assert parse("a.b.flips > 5e-2").task == "a.b"
-    assert parse("mcnemar < 0.01").task is None
 
 
 def test_differences_too_small_to_be_squared_have_errors() -> None:

@@ -102,7 +102,7 @@ def test_margins_divergences_and_changed_answers_by_hand(
 
 def test_the_model_and_its_engine_are_in_the_results(compared: sm.TasksComparison, tiny: Path) -> None:
     assert compared.baseline["engine"] == "transformers"
-    assert compared.baseline["dtype"] == "float32"
+    assert (compared.baseline["dtype"], compared.baseline["head"]) == ("float32", "exact-fp32")
     assert len(compared.baseline["model_fingerprint"]) >= 32
     assert compared.baseline["bits_per_weight"] > 0
     assert compared.settings["lm_eval"].startswith("0.")
@@ -140,7 +140,7 @@ def test_groups_are_aggregated_as_lm_eval_defines_them(by_size: bool, tmp_path: 
     assert found.top == ("own_group",)
     printed = results(log)["groups"]["own_group"]
     assert found.row("own_group")["acc_baseline"] == pytest.approx(printed["acc,none"], abs=1e-12)
-    assert found.groups[0].weights["own_arc"] == pytest.approx(24 / 33 if by_size else 1 / 2)
+    assert found.groups["own_group"]["own_arc"] == pytest.approx(24 / 33 if by_size else 1 / 2)
     assert found.overall["documents"] == 33
     for document, log_probs in zip(found.tasks[0].documents, found.tasks[0].baseline or (), strict=True):
         expected = [-math.log(256) * len(continuation.encode()) for _, continuation in document.pairs]

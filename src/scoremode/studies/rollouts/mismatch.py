@@ -42,7 +42,7 @@ from scoremode.core.verbs.arguments import ModelArguments, spelled_out
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer
 from scoremode.core.verbs.progress import Progress, shows_progress
 from scoremode.core.verbs.session import Model, open
-from scoremode.errors import InputError, WrongTypeError
+from scoremode.errors import InputError
 from scoremode.reports.gate import check, parse, too_few
 from scoremode.studies.rollouts.texts import Rollouts
 from scoremode.values import Bools, Estimate, Floats, Ints
@@ -254,7 +254,7 @@ def _why_unknown(name: str, statistics: Mapping[str, Any]) -> str:
 @spelled_out(ModelArguments)
 @shows_progress
 def mismatch(
-    rollouts: Rollouts | str | Path | Any,
+    rollouts: Rollouts | str | Path,
     trainer: GivenModel | Model | Run | Comparison,
     *,
     clip: tuple[float, float] = CLIP,
@@ -275,10 +275,6 @@ def mismatch(
     """
     if isinstance(rollouts, str | Path):
         rollouts = Rollouts.open(rollouts)
-    elif not hasattr(rollouts, "raw_logprob"):  # it need not be our class
-        raise WrongTypeError(
-            "rollouts", f"of the type {type(rollouts).__name__}", "texts of sm.rollouts, or their folder"
-        )
     slices = kl = None
     notes = [] if drawn_from_own(rollouts) else [NOT_OWN]
     if isinstance(trainer, Comparison):
@@ -306,7 +302,7 @@ def mismatch(
         clip=clip,
         names=(str(rollouts.manifest["model"]), name),
         notes=tuple(notes),
-        texts_sha256=str(rollouts.manifest.get("texts_sha256", "")),
+        texts_sha256=rollouts.manifest["texts_sha256"],
     )
 
 

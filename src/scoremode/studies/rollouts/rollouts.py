@@ -28,14 +28,14 @@ from scoremode.errors import EngineError, OptionError, UnknownArgumentError, did
 from scoremode.studies.rollouts.prompts import GivenPrompts, Prompts, encoded, read_prompts
 from scoremode.studies.rollouts.texts import (
     FINISHES,
-    KeptText,
     Rollouts,
     RolloutsFolder,
+    WrittenTokens,
     pack,
     prompts_digest,
     tokens_digest,
 )
-from scoremode.studies.rollouts.writing import DrawingRules, ReplicatedWriter, Writer, WritingRequest, WrittenTokens
+from scoremode.studies.rollouts.writing import DrawingRules, ReplicatedWriter, Writer, WritingRequest
 from scoremode.values import Ids
 from scoremode.version import __version__
 
@@ -210,13 +210,13 @@ def _write(
     """Writes every text that the folder lacks, then its files."""
     rooms, texts = np.array(task.rooms), claim.begin_texts()
 
-    def keep(number: int, text: KeptText) -> None:
+    def keep(number: int, text: WrittenTokens) -> None:
         texts[number] = text
-        claim.records.append(number, pack(*text))
+        claim.records.append(number, pack(text))
 
     for number in np.flatnonzero(rooms == 0).tolist():
         if number not in texts:
-            keep(number, (np.zeros(0, np.int32), np.zeros(0), np.zeros(0), "context"))
+            keep(number, WrittenTokens(np.zeros(0, np.int32), np.zeros(0), np.zeros(0), "context"))
     which = np.flatnonzero(rooms)
     done = np.array([number in texts for number in which.tolist()], np.bool_)
     told, total = 0, int(rooms[which[~done]].sum())
@@ -231,8 +231,7 @@ def _write(
     requests = task.requests(which.tolist())
     for at, written in writer.write(requests, done, tell):
         _check(written, requests[at], writer, writer.facts.vocabulary)
-        finish = _finish(written, task, writer.ends)
-        keep(int(which[at]), (written.ids, written.logprob, written.raw_logprob, finish))
+        keep(int(which[at]), replace(written, finish=_finish(written, task, writer.ends)))
     if len(texts) < len(rooms):
         raise EngineError(f"the engine wrote {len(texts)} of {len(rooms)} texts", fix="run it again")
     announce(progress, "saving")
@@ -265,24 +264,24 @@ def _check(written: WrittenTokens, request: WritingRequest, writer: Writer, voca
 
 
 # ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────────
-def _row(task: WritingTask, lazy: LazyModel, number: int, text: KeptText) -> dict[str, object]:
+def _row(task: WritingTask, lazy: LazyModel, number: int, text: WrittenTokens) -> dict[str, object]:
     """A text as a row of texts.parquet."""
     prompt, sample = divmod(number, task.samples)
-    (prompt_text, prompt_ids), (ids, logprob, raw, finish) = task.encoded[prompt], text
+    prompt_text, prompt_ids = task.encoded[prompt]
     return {
         **{"prompt": prompt, "sample": sample, "prompt_text": prompt_text, "prompt_ids": prompt_ids},
-        **{"ids": ids, "logprob": logprob, "raw_logprob": raw, "finish": finish},
-        "text": lazy.subject.tokenizer.decode(ids.tolist()),
+        **{name: getattr(text, name) for name in ("ids", "logprob", "raw_logprob", "finish")},
+        "text": lazy.subject.tokenizer.decode(text.ids.tolist()),
         "answer": task.prompts.rows[prompt].answer,
     }
 
 
 def _manifest(
-    writer: Writer, lazy: LazyModel, task: WritingTask, texts: Sequence[KeptText], identity: Mapping[str, Any]
+    writer: Writer, lazy: LazyModel, task: WritingTask, texts: Sequence[WrittenTokens], identity: Mapping[str, Any]
 ) -> dict[str, object]:
     """Everything that another person needs to get the texts again."""
-    finishes = {name: sum(finish == name for *_, finish in texts) for name in FINISHES}
-    used = [ids for ids, *_ in texts] + [ids for _, ids in task.encoded]
+    finishes = {name: sum(text.finish == name for text in texts) for name in FINISHES}
+    used = [text.ids for text in texts] + [ids for _, ids in task.encoded]
     return {
         **describe_model(lazy.subject),
         **describe_engine(writer.facts),
@@ -293,7 +292,7 @@ def _manifest(
         "prompts": len(task.encoded),
         "samples": task.samples,
         "texts": len(texts),
-        "written_tokens": sum(len(ids) for ids, *_ in texts),
+        "written_tokens": sum(len(text.ids) for text in texts),
         "finish": finishes,
         "sampling": {**asdict(task.rules), "max_tokens": task.max_tokens, "ends": sorted(writer.ends)},
         "missing": list(writer.missing),

@@ -71,9 +71,10 @@ class AdapterSettings(msgspec.Struct, frozen=True, kw_only=True):
 class ScoremodeLM(LM):  # type: ignore[misc]
     """Scores requests of lm-evaluation-harness with any engine. Nothing is loaded before the first request.
 
-    >>> lm = ScoremodeLM(model="table:uniform", prefix_token_id=0)
-    >>> lm.loglikelihood([], disable_tqdm=True)
-    []
+    >>> from lm_eval.api.instance import Instance
+    >>> lm = ScoremodeLM(model="table:uniform")
+    >>> lm.loglikelihood([Instance("loglikelihood", {}, ("ab", "cd"), 0)], disable_tqdm=True)
+    [(-11.090354888959125, False)]
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class ScoremodeLM(LM):  # type: ignore[misc]
             for documents in chunks((list(document) for _, document in groupby(requests, _document)), len):
                 chunk = [request for document in documents for request in document]
                 encoded = list(map(self._encoded, chunk))
-                scores = self._score([encoding.asked for encoding in encoded], _groups(chunk, encoded), bar)
+                scores = self._score([encoding.continuation for encoding in encoded], _groups(chunk, encoded), bar)
                 for request, encoding, likelihood in zip(chunk, encoded, scores, strict=True):
                     answers.append((likelihood.log_prob, self._greedy(likelihood)))
                     self.cache_hook.add_partial("loglikelihood", request.args, answers[-1])
@@ -277,7 +278,7 @@ class ScoremodeLM(LM):  # type: ignore[misc]
 
 
 def chunks(parts: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
-    """Yields parts together until they have CHUNK requests. No part is split: the choices of a document share it."""
+    """Yields parts together until their sizes reach CHUNK. None is split: the choices of a document share a context."""
     chunk, total = list[T](), 0
     for part in parts:
         chunk.append(part)

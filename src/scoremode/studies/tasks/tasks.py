@@ -70,7 +70,7 @@ def _wanted(first: LoggedModel, tasks: str | Sequence[str] | None) -> list[str] 
         return None
     names = list[str]()
     groups, _ = groups_of([first], {name: len(task.documents) for name, task in first.tasks.items()})
-    inside = {name: [name] for name in first.tasks} | {group.name: list(group.weights) for group in groups}
+    inside = {name: [name] for name in first.tasks} | {name: list(weights) for name, weights in groups.items()}
     for name in (entry.strip() for entry in (tasks.split(",") if isinstance(tasks, str) else tasks)):
         if name not in inside:
             raise OptionError(f"{first.source} has no task '{name}'", fix=did_you_mean(name, inside))
@@ -104,7 +104,7 @@ def _comparison(
         name=names[1],
         baseline_name=names[0],
         tasks=tasks,
-        groups=tuple(groups),
+        groups=groups,
         top=top_of(shared, groups),
         baseline=_facts(base),
         candidate=_facts(cand),

@@ -30,12 +30,12 @@ from scoremode.core.engine.plugin import EnginePlugin, Work
 from scoremode.core.models.subject import Subject
 from scoremode.core.plan.path import DecodePath
 from scoremode.errors import EngineError
+from scoremode.studies.rollouts.texts import WrittenTokens
 from scoremode.studies.rollouts.writing import (
     DrawingRules,
     Tell,
     Writer,
     WritingRequest,
-    WrittenTokens,
     batches_of_texts,
     end_tokens,
 )
