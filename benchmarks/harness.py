@@ -84,6 +84,10 @@ def open_backend(asked: argparse.Namespace) -> Any:
     return ScoremodeLM(pretrained=asked.model, engine=asked.backend, dtype=dtype, max_length=longest)
 
 
+def tokens_of(lm: Any, text: str) -> int:
+    return len(lm.encoder.text(text) if hasattr(lm, "encoder") else lm.tok_encode(text))
+
+
 def time_task(lm: Any, task: Any, limit: int) -> dict[str, Any]:
     requests = make_requests(task, limit)
     lm.loglikelihood(requests[-WARM_UP:])
@@ -93,7 +97,7 @@ def time_task(lm: Any, task: Any, limit: int) -> dict[str, Any]:
     begun, begun_cpu = time.perf_counter(), time.process_time()
     answers = lm.loglikelihood(requests)
     seconds, cpu = time.perf_counter() - begun, time.process_time() - begun_cpu
-    lengths = [len(lm.tok_encode(request.args[0])) for request in requests[:: max(1, len(requests) // 50)]]
+    lengths = [tokens_of(lm, request.args[0]) for request in requests[:: max(1, len(requests) // 50)]]
     return {
         "requests": len(requests),
         "seconds": seconds,
@@ -101,7 +105,7 @@ def time_task(lm: Any, task: Any, limit: int) -> dict[str, Any]:
         "context_tokens": sum(lengths) / len(lengths),
         "host_mib_quarter": quarter,
         "host_mib": peak_mib() - before,
-        "tokens": [len(lm._encode_pair(*request.args)[1]) for request in requests],
+        "tokens": [tokens_of(lm, "".join(r.args)) - tokens_of(lm, r.args[0].rstrip()) for r in requests],
         "answers": [[float(value), bool(greedy)] for value, greedy in answers],
         "accuracy": accuracy(task, requests, answers),
     }
