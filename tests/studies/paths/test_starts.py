@@ -137,23 +137,3 @@ def test_candidates_of_a_reference_are_counted_too(slow: SlowTable, command: Com
     assert slow.starts(command("compare", reference, UNIFORM, SUCCESSOR)) == 2
     assert slow.starts(command("compare", reference, UNIFORM, SUCCESSOR)) == 0
     assert slow.starts(command("compare", reference, UNIFORM, SUCCESSOR, "--fresh")) == 2
-
-
-@pytest.mark.parametrize("baseline", ["model", "reference"])
-def test_each_model_is_read_once(
-    slow: SlowTable, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, baseline: str
-) -> None:
-    reference = str(tmp_path / "ref")
-    if baseline == "reference":
-        assert slow.starts(command("reference", UNIFORM, *TEXT, "--out", reference)) == 1
-    read: list[str] = []
-    choose = registry.choose
-
-    def counted(model: str, *more: Any) -> registry.ChosenEngine:
-        read.append(model)
-        return choose(model, *more)
-
-    monkeypatch.setattr(registry, "choose", counted)
-    first = (UNIFORM, *TEXT) if baseline == "model" else (reference,)
-    assert slow.starts(command("compare", first[0], SUCCESSOR, UNIFORM, *first[1:])) == 2
-    assert sorted(read) == [SUCCESSOR, UNIFORM]

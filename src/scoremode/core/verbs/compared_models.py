@@ -20,7 +20,7 @@ from scoremode.core.disk.folders import MANIFEST, REFERENCE
 from scoremode.core.disk.stores import is_there
 from scoremode.core.disk.uri import is_uri, may_be_stored, name_in
 from scoremode.core.engine.plugin import Work
-from scoremode.core.engine.registry import can, engine_for, require, share_options
+from scoremode.core.engine.registry import engine_for, require, share_options
 from scoremode.core.free_memory import available
 from scoremode.core.models.gguf import SPLIT, SUFFIX, gguf_models
 from scoremode.core.models.names import reader_of
@@ -89,8 +89,6 @@ def assign_engines(
     ]
     first = models.pop(0) if is_model else None
     for model in models if divergence else ():
-        if not can(model.plugin, "divergence"):
-            model.plugin.refuse(model.name)
         require(model.plugin, "divergence", "be compared with a baseline")
     return first, {model.name: model for model in models}
 

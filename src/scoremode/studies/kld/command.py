@@ -42,9 +42,9 @@ class KldOutput:
         question: Question,
         place: Place,
     ) -> Run:
-        from scoremode.studies.kld.writing import KldTarget
+        from scoremode.studies.kld.writing import write_kld
 
-        return KldTarget.of(file, question, place).score(model, place.progress)
+        return write_kld(model, file, question, place)
 
 
 class LlamacppLayout:
