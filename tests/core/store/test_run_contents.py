@@ -164,6 +164,9 @@ def test_an_entry_of_the_cache_says_what_it_will_be_until_it_is_finished() -> No
         assert {path.name for path in folder.iterdir()} == {ABOUT, LOCK, "partial.journal"}
     made = sm.ppl("table:uniform", text=TEXT + "cached")
     assert {path.name for path in Path(made.path or "").iterdir()} == {MANIFEST, SCORES}
+    os.utime(Path(made.path or "") / MANIFEST, (1, 1))
+    assert sm.ppl("table:uniform", text=TEXT + "cached").cached
+    assert (Path(made.path or "") / MANIFEST).stat().st_mtime > 1, "it was used"
 
 
 def test_a_folder_of_the_user_has_no_such_note(tmp_path: Path) -> None:
