@@ -20,7 +20,7 @@ from scoremode.core.statistics.estimate import GroupSums, as_json, exponential, 
 from scoremode.core.statistics.run import all_metrics
 from scoremode.core.text.tokens import Tokens
 from scoremode.values import Floats, Range
-from tests.core.plan.test_recipes import tokens_of
+from tests.core.plan.streams import tokens_of
 
 
 def scored(tokens: Tokens, plan: Plan, logprob: Floats) -> Scores:

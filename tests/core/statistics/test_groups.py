@@ -16,7 +16,7 @@ from scoremode.core.plan.recipes import METHODS, find_method
 from scoremode.core.statistics.groups import FEWEST, SHORTEST, STRETCH, are_blocks, grouping, weights_of
 from scoremode.core.verbs.baselines import of_runs
 from scoremode.values import Ints
-from tests.core.plan.test_recipes import tokens_of
+from tests.core.plan.streams import tokens_of
 from tests.makers import ask
 
 

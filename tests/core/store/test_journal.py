@@ -15,7 +15,7 @@ from scoremode.core.scores.answers import Answers
 from scoremode.core.scores.journal import Journal
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import RunError
-from tests.core.plan.test_recipes import tokens_of
+from tests.core.plan.streams import tokens_of
 from tests.partial_engine import SUBSETS, PartialEngine, named
 
 IDENTITY: dict[str, Any] = {"model": "m", "plan": "p"}

@@ -46,8 +46,8 @@ def _perplexity_of_texts(plan: Plan, logprob: Floats) -> Estimate:
 
 
 def _units(plan: Plan, of_token: Ids, of_document: Ints) -> Ids | Floats:
-    """The bytes or words of each target; lm-eval-rolling counts whole source documents, at their first targets."""
-    if plan.method != "lm-eval-rolling" or plan.mask is not None:
+    """The bytes or words of each target; those of whole source documents count at their first targets."""
+    if not plan.whole_documents or plan.mask is not None:
         return of_token[plan.target_token]
     share = np.zeros(plan.targets)
     documents, firsts = np.unique(plan.target_document, return_index=True)
