@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,31 @@ def test_a_finished_run_whose_journal_a_kill_left_is_read_and_tidied(run: sm.Run
     with Claim(folder, run.manifest["identity"]) as claim:
         assert claim.finished is not None
     assert {path.name for path in folder.iterdir()} == {MANIFEST, SCORES}
+
+
+def test_columns_that_a_kill_left_beside_the_journal_are_discarded_and_its_scores_stay(
+    run: sm.Run, tmp_path: Path
+) -> None:
+    folder = tmp_path / "new"
+    for number in range(2):
+        with Claim(folder, {"model": "m"}) as claim:
+            claim.begin()
+            assert sorted(path.name for path in folder.iterdir()) == [LOCK, "partial.journal"]
+            journal = claim.open_journal()
+            assert len(list(journal.replay())) == number
+            journal.append(number, b"scores")
+            shutil.copy(Path(run.path or "") / SCORES, folder / SCORES)
+
+
+def test_a_copy_of_a_run_has_its_scores_and_an_identity_of_its_own(run: sm.Run, tmp_path: Path) -> None:
+    identity = {**run.manifest["identity"], "engine": "another"}
+    with Claim(tmp_path / "copy", identity) as claim:
+        copy = claim.copy(run, "command", "question")
+    loaded = sm.load(tmp_path / "copy")
+    assert np.array_equal(loaded.scores.logprob, run.scores.logprob)
+    assert (loaded.manifest["identity"], copy.path) == (identity, str(tmp_path / "copy"))
+    assert set(run.manifest) - set(loaded.manifest) == {"command", "question"} & set(run.manifest)
+    assert (run.plan_digest, run.perplexity) == (loaded.plan_digest, loaded.perplexity)
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
