@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import math
 import os
@@ -210,6 +212,19 @@ def test_a_copy_of_a_run_has_its_scores_and_an_identity_of_its_own(run: sm.Run, 
     assert (loaded.manifest["identity"], copy.path) == (identity, str(tmp_path / "copy"))
     assert set(run.manifest) - set(loaded.manifest) == {"command", "question"} & set(run.manifest)
     assert (run.plan_digest, run.perplexity) == (loaded.plan_digest, loaded.perplexity)
+
+
+def test_a_cache_whose_file_system_has_no_locks_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def refuse(*_: object) -> None:
+        asked.append(_)
+        assert len(asked) < 3, "it asks again and again"
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(RunError, match="cannot be locked"):
+        sm.ppl("table:uniform", text=TEXT + "without locks")
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
