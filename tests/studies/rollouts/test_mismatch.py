@@ -258,7 +258,7 @@ def test_a_run_must_have_scored_exactly_these_tokens(texts: Rollouts, tiny: Path
     with pytest.raises(InputError, match="did not score exactly these sampled tokens"):
         sm.mismatch(texts, other)
     with pytest.raises(InputError, match=r"rollouts is a value of the type dict, which is not"):
-        sm.mismatch({"logprobs": []}, other)
+        sm.mismatch({"logprobs": []}, other)  # type: ignore[arg-type]
     run = sm.ppl(str(tiny), corpus=texts, dtype="float32")
     order = np.random.default_rng(5).permutation(texts.tokens)  # windows may come in any order
     columns = {name: np.asarray(getattr(run.facts, name))[order] for name in ("document", "token", "id", "slice")}
