@@ -153,7 +153,7 @@ def _for_prefill(model: LazyModel) -> LazyModel:
 
 
 def _variation(
-    first: Variation, decodes: LazyModel, way: Feeding, question: Mapping[str, Any], progress: Progress | None
+    first: Variation, decodes: LazyModel, way: Feeding, question: Mapping[str, object], progress: Progress | None
 ) -> Variation:
     """The model as it is fed in another way, with an engine of its own."""
     model, full_question, size = first.model, first.asked, way.size

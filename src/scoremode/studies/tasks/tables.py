@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from markupsafe import Markup
 
@@ -16,6 +15,7 @@ from scoremode.reports.table import (
     Block,
     Cell,
     Column,
+    Fields,
     Note,
     Row,
     Table,
@@ -28,8 +28,6 @@ from scoremode.reports.table import (
 from scoremode.reports.text import counted
 from scoremode.studies.tasks.results import Flip, TasksComparison
 from scoremode.values import rounded
-
-Fields = Mapping[str, Any]
 
 
 def tasks_table(comparisons: Sequence[TasksComparison], title: str = "") -> Table:
