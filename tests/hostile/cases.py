@@ -242,8 +242,8 @@ TEXTS = [
     ("{later-number.jsonl}", "line 2"),
     ("{bad-utf8.jsonl}", "line 1"),
     ("{chat-null.jsonl}", "content of message 1 is null"),
-    ("{chat-image.jsonl}", "message 1 has a part of type image_url"),
-    ("{chat-part.jsonl}", "a part without a type"),
+    ("{chat-image.jsonl}", "Invalid enum value 'image_url'"),
+    ("{chat-part.jsonl}", "missing required field `type`"),
     ("{no-text.jsonl} --field nope", "nope"),
     ("{no-text.parquet} --field nope", "nope"),
 ]

@@ -8,7 +8,8 @@ import numpy as np
 
 from scoremode.core.text.documents import Document
 from scoremode.core.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer
-from scoremode.core.text.tokens import text_of_ids, tokenize
+from scoremode.core.text.tokens import tokenize
+from scoremode.studies.kld.stored_text import text_of_ids
 
 TEXT = "A naïve café — 東京 👩‍🔬 costs 12345 ¥.\n\nThe quick brown fox; and <s> is no token here. " * 3
 
