@@ -164,7 +164,7 @@ def test_no_tokens() -> None:
 
 def test_shown_in_a_terminal_on_a_page_and_as_a_table(tmp_path: Path) -> None:
     far = replace(small(), position=np.tile([0, 100], 4), names=("base", "<b>fsdp</b>"), notes=("a <note>",))
-    shown = drawn(mismatch_blocks(far.statistics(), far.by_position(), far.by_slice()))
+    shown = drawn(mismatch_blocks(far))
     for words in (
         "<b>fsdp</b> against the rollouts of base",
         "outside 0.8 to 1.2",

@@ -9,6 +9,7 @@ import numpy as np
 from scoremode.reports.runs import model_line
 from scoremode.reports.table import Block, Cell, Column, Facts, Fields, Note, Row, Table, counts, number, numbers
 from scoremode.reports.text import counted, shown
+from scoremode.studies.rollouts.mismatch import Mismatch
 from scoremode.studies.rollouts.readings import Reading
 from scoremode.studies.rollouts.texts import Rollouts
 from scoremode.values import rounded
@@ -104,8 +105,8 @@ def _chance(p: float) -> str:
 
 
 # ── trainer against rollout ──────────────────────────────────────────────────────────────────────────────────────────
-def mismatch_blocks(s: Fields, by_position: Sequence[Fields], by_slice: Sequence[Fields]) -> list[Block]:
-    """A trainer against rollouts: ``Mismatch.statistics()``, ``by_position()`` and ``by_slice()``."""
+def mismatch_blocks(mismatch: Mismatch) -> list[Block]:
+    s, by_position, by_slice = mismatch.statistics(), mismatch.by_position(), mismatch.by_slice()
 
     def estimate(name: str, *, percent: bool = False) -> str:
         return number(s[name], s.get(f"{name}_stderr"), percent=percent).words
