@@ -92,9 +92,7 @@ class Method:
     average: Average = "token"
     real_vocabulary: bool = False  # are logits after the tokenizer's last id excluded from the softmax?
     fits_model: bool = False  # is its own context cut to that of a model? Then no published result depends on it
-    whole_documents: bool = (
-        False  # are bytes and words those of whole source documents?
-    )
+    whole_documents: bool = False  # are bytes and words those of whole source documents?
 
 
 def _in_documents(tokens: Tokens, counts: Ints) -> tuple[Ints, Ints, Ints]:
@@ -241,17 +239,6 @@ def lm_eval_rolling(tokens: Tokens, sizes: WindowSizes) -> WindowSpans:
     last = np.minimum(first + context, end)
     start = np.where(is_first, begin, last - context - 1)
     return WindowSpans(start, last - 1, first, last, np.where(is_first, prefix, -1).astype(np.int32))
-
-
-def rolling_spans(begin: int, end: int, context: int, prefix: int) -> Iterator[Span]:
-    """Yields the windows of lm-eval-rolling over one document, the tokens from ``begin`` to ``end``."""
-    scored = min(begin + context, end)
-    if scored > begin:
-        yield Span(begin, scored - 1, begin, scored, lead=prefix)
-    while scored < end:
-        last = min(scored + context, end)
-        yield Span(last - context - 1, last - 1, scored, last)
-        scored = last
 
 
 def prefix_token(tokens: Tokens) -> int:
