@@ -24,7 +24,7 @@ from scoremode.core.text.tokenizer import (
     ids_with_specials,
     owned_characters,
 )
-from scoremode.core.text.tokens import Tokens, first_tokens, tokenize
+from scoremode.core.text.tokens import SpelledIds, Tokens, first_tokens, lone_bytes, tokenize, tokens_of_ids
 from scoremode.errors import CorpusError, ModelError, OptionError
 
 SAMPLES = [
@@ -231,7 +231,7 @@ def test_a_text_that_does_not_fit_in_memory_is_refused(tiny: Path, monkeypatch: 
     tokenizer = HuggingFaceTokenizer.load(tiny)
     text = "The quick brown fox. " * 20_000
     monkeypatch.setattr("scoremode.core.free_memory.available", lambda: 50_000_000)
-    with pytest.raises(CorpusError, match="of memory, and 50 MB are free; give a smaller file"):
+    with pytest.raises(CorpusError, match="needs about 168 MB of memory, and 50 MB are free; give a smaller file"):
         tokenizer.encode(text, special=True)
     assert len(tokenizer.encode(text[:10_000], special=True).ids) > 0
 
@@ -247,6 +247,21 @@ def test_transformers_is_as_loud_afterwards_as_it_was(tiny: Path) -> None:
         assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (logging.INFO, True)
     finally:
         logging.set_verbosity(before)
+
+
+def test_stored_ids_are_spelled_with_split_characters_whole_and_lone_bytes_counted() -> None:
+    ids = np.frombuffer("é".encode()[1:] + "aé".encode() + b"\xff", np.uint8).astype(np.int32)
+    spelled = SpelledIds.of(np.append(ids, 300), ByteTokenizer().pieces())
+    assert (spelled.text, spelled.lone, spelled.ends.tolist()) == ("�aé�", 2, [1, 2, 3, 3, 4, 4])
+    assert spelled.byte_len.tolist() == [1, 1, 2, 0, 1, 0]
+    tokens = tokens_of_ids([np.append(ids, 300)] * 2, [spelled] * 2, ByteTokenizer())
+    assert (tokens.doc_starts.tolist(), tokens.doc_bytes.tolist(), tokens.doc_words.tolist()) == (
+        [0, 6, 12],
+        [5, 5],
+        [1, 1],
+    )
+    assert tokens.word_starts.tolist() == [1, 0, 0, 0, 0, 0] * 2
+    assert lone_bytes(1) == "1 byte of the stored tokens are not UTF-8, and are shown as �"
 
 
 @pytest.mark.parametrize("limit", [1, 3, 4, 7, 100])
