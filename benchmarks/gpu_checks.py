@@ -129,11 +129,11 @@ def child_decode(job: Job, ids: list[list[int]], vocabulary: int) -> Arrays:
             return outputs
 
         core.step = watched
-        if named.get("head") == "as-served":
+        if job.options.get("head") == "as-served":
             vllm.SamplingParams = partial(vllm.SamplingParams, logprobs=0)
         found = together(score_all(engine, WindowList(tuple(windows))))
         found["runner"] = np.array(json.dumps(engine.facts.settings))
-    if named.get("head") == "as-served":
+    if job.options.get("head") == "as-served":
         in_order = [said[name] for name in sorted(said, key=lambda name: int(name.rpartition("-")[2]))]
         # the last token of a text is not forced, so vLLM says nothing of it
         found["theirs"] = np.array([own[i][token].logprob for own, i, token in forced_tokens(in_order, windows)])

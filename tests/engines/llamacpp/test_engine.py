@@ -10,17 +10,19 @@ import numpy as np
 import pytest
 import torch
 
-from scoremode.core.engine.base import StoredDistributions, Wanted
+from scoremode.core.engine.base import StoredDistributions
 from scoremode.core.engine.baseline import held_states
+from scoremode.core.engine.messages import own_tokens
 from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import choose, open_engine
-from scoremode.core.scores.answers import Answers, Window, WindowList, WindowSource, measured
+from scoremode.core.scores.answers import Answers, Window, WindowList, measured
 from scoremode.engines.llamacpp.engine import LlamaCppEngine
 from scoremode.errors import EngineError, ModelError
 from scoremode.head.columns import define_columns
 from scoremode.head.divergence import define_divergence
 from scoremode.head.sixteen_bits import encode_records, kl_from_records
 from scoremode.values import Ids, Raw
+from tests.engines.judging import assert_defined, random_ids, scored
 from tests.gguf_files import gguf_of
 from tests.makers import VOCABULARY
 
@@ -31,20 +33,6 @@ def engine_for(file: Path, longest: int = 128, **options: Any) -> LlamaCppEngine
     engine = open_engine(choose(str(file), None, {"threads": 1, **FLOAT32, **options}), Work(longest=longest))
     assert isinstance(engine, LlamaCppEngine)
     return engine
-
-
-def scored(engine: Any, source: WindowSource, done: tuple[int, ...] = (), **want: Any) -> dict[int, Answers]:
-    mask = np.zeros(len(source), np.bool_)
-    mask[list(done)] = True
-    return dict(engine.score(source, mask, Wanted(**want)))
-
-
-def random_ids(length: int, seed: int = 0) -> Ids:
-    return np.random.default_rng(seed).integers(2, VOCABULARY, length).astype(np.int32)
-
-
-def own_tokens(ids: Ids) -> Window:
-    return Window(ids, np.arange(len(ids) - 1, dtype=np.int32), ids[1:, None])
 
 
 @pytest.fixture(scope="module")
@@ -67,13 +55,7 @@ def true_logits(judge: Any, window: Window, vocabulary: int = VOCABULARY) -> tor
 
 
 def assert_true(answers: Answers, judge: Any, window: Window, vocabulary: int = VOCABULARY) -> None:
-    truth: Any = define_columns(
-        true_logits(judge, window, vocabulary), torch.from_numpy(window.targets.astype(np.int64))
-    )
-    for name in ("logprob", "entropy", "top_logprob"):
-        assert np.abs(getattr(answers, name) - getattr(truth, name).numpy()).max() < 1e-4, name
-    assert np.array_equal(measured(answers.rank), truth.rank.numpy())
-    assert np.array_equal(measured(answers.top), truth.top.numpy())
+    assert_defined(answers, true_logits(judge, window, vocabulary), window, 1e-4)
 
 
 def assert_same_bits(one: Answers, other: Answers) -> None:
