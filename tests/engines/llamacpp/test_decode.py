@@ -123,14 +123,6 @@ def own_row(expected: Logits, batch: Any, windows: Sequence[Window], row: tuple[
     return expected[int(batch[row[0]]), int(windows[row[0]].rows[row[1]])]
 
 
-def test_a_resumed_run_ends_in_the_same_bits(tiny_gguf: Path) -> None:
-    engine = engine_of(tiny_gguf, DecodePath(3))
-    everything, rest = scored(engine, SOURCE), scored(engine, SOURCE, done=(0, 3, 4))
-    assert sorted(rest) == [1, 2, 5, 6]
-    for index, answers in rest.items():
-        assert_same_bits(answers, everything[index])
-
-
 def test_a_step_must_fit_into_a_decode(tiny_gguf: Path) -> None:
     with pytest.raises(EngineError, match=r"n_seq_max must be <= 256; .* or fewer --sequences"):
         engine_of(tiny_gguf, DecodePath(300))

@@ -64,27 +64,6 @@ def assert_same_bits(one: Answers, other: Answers) -> None:
 
 
 # ── the numbers ──────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_every_column_equals_the_float64_reading_of_the_same_weights(engine: LlamaCppEngine, judge: Any) -> None:
-    windows = WindowList(tuple(own_tokens(random_ids(n, n)) for n in (2, 3, 17, 127, 128)))
-    found = scored(engine, windows)
-    assert sorted(found) == list(range(5))
-    for index, answers in found.items():
-        assert_true(answers, judge, windows.window(index))
-
-
-@pytest.mark.parametrize("rows", [[0], [19], [0, 7, 19], [3, 4, 18]])
-@pytest.mark.parametrize("targets", [1, 3])
-def test_any_rows_and_any_targets(engine: LlamaCppEngine, judge: Any, rows: list[int], targets: int) -> None:
-    wanted = np.random.default_rng(1).integers(0, VOCABULARY, (len(rows), targets)).astype(np.int32)
-    window = Window(random_ids(20), np.array(rows, np.int32), wanted)
-    assert_true(scored(engine, WindowList((window,)))[0], judge, window)
-
-
-def test_ids_behind_the_plans_vocabulary_get_no_probability(engine: LlamaCppEngine, judge: Any) -> None:
-    window = own_tokens(random_ids(30) % 200)
-    assert_true(scored(engine, WindowList((window,), vocabulary=200))[0], judge, window, 200)
-
-
 @pytest.mark.parametrize("n_batch", [1, 4, 7, 50, 127])
 def test_several_decodes_of_one_window_equal_one(
     tiny_gguf: Path, engine: LlamaCppEngine, judge: Any, n_batch: int
@@ -191,17 +170,6 @@ def test_a_shared_prompt_is_fed_once_and_gives_the_scores_of_windows_that_are_fe
         assert_true(answers, judge, source.window(index))
 
 
-@pytest.mark.parametrize("grouped", [True, False])
-def test_what_is_done_is_not_scored_again_and_changes_no_bit_of_the_rest(engine: LlamaCppEngine, grouped: bool) -> None:
-    source = prompted() if grouped else WindowList(prompted().items)
-    everything = scored(engine, source)
-    rest = scored(engine, source, done=(0, 2, 4))
-    assert sorted(rest) == [1, 3]
-    for index, answers in rest.items():
-        assert_same_bits(answers, everything[index])
-    assert scored(engine, source, done=(0, 1, 2, 3, 4)) == {}
-
-
 # ── divergences and records ──────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize("vocabulary", [None, 200])
 def test_the_divergence_from_hidden_states_equals_its_float64_definition(
@@ -295,10 +263,3 @@ def test_a_prompt_longer_than_a_batch_is_shared_too(tiny_gguf: Path, judge: Any)
     source = prompted()
     for index, answers in scored(engine_for(tiny_gguf, n_batch=16), source).items():
         assert_true(answers, judge, source.window(index))
-
-
-def test_a_group_whose_windows_share_nothing_is_scored_all_the_same(engine: LlamaCppEngine, judge: Any) -> None:
-    windows = tuple(own_tokens(random_ids(n, n)) for n in (5, 9, 2))
-    source = WindowList(windows, np.array([3, 3, 3]))
-    for index, answers in scored(engine, source).items():
-        assert_true(answers, judge, windows[index])

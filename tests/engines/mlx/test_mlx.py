@@ -185,16 +185,6 @@ def test_a_comparison_and_a_reference(wide: Path, mlx_of: Make, tmp_path: Path) 
     assert np.abs(measured(again.kl)).max() < 1e-6
 
 
-def test_prompts_are_fed_once_and_change_nothing(stories: Path) -> None:
-    head = "Once upon a time, there was a little"
-    both = [
-        sm.prob(str(stories), prompt=head, targets=[" girl named Lily", " dog"], engine=engine)
-        for engine in ("mlx", "transformers")
-    ]
-    ours, theirs = (np.array([one.log_prob for one in found]) for found in both)
-    assert np.abs(ours - theirs).max() < NATS
-
-
 def test_no_logits_of_a_whole_window_are_in_memory(tmp_path: Path) -> None:
     big = make_tiny_model(tmp_path, adds_bos=False, vocab_size=40_000, max_position_embeddings=1024, hidden_size=32)
     (window,) = random_windows(1001, vocabulary=40_000).items  # 160 MB of logits
@@ -258,14 +248,6 @@ def test_a_cache_that_cannot_be_quantized_is_refused(stories: Path, eight_bits: 
         str(eight_bits), text="a dog " * 9, path="decode", kv_cache_dtype="int4", quantized_kv_start=900, fresh=True
     )
     assert any(note.startswith("no window read a quantized token: ") for note in late.manifest["notes"])
-
-
-def test_a_resumed_run_computes_the_same_batches(stories: Path) -> None:
-    text, engine = random_windows(20, 30, 10, 25, vocabulary=512), opened(stories, DecodePath(2))
-    every, done = all_scored(engine, text), np.array([False, True, True, True])
-    ((index, answers),) = engine.score(text, done)
-    assert index == 0
-    assert np.array_equal(answers.logprob, every[0].logprob)
 
 
 # ── what is said and refused ─────────────────────────────────────────────────────────────────────────────────────────

@@ -14,7 +14,7 @@ import scoremode as sm
 from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import choose, open_engine
 from scoremode.core.plan.path import DecodePath
-from scoremode.core.scores.answers import Answers, Window, WindowList, measured
+from scoremode.core.scores.answers import Answers, WindowList, measured
 from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.errors import ModelError
 from tests import rounding
@@ -71,14 +71,6 @@ def test_decode_equals_prefill_on_every_target(tiny: Path, prefilled: dict[int, 
     assert shapes == expected
 
 
-def test_a_resumed_run_ends_in_the_same_bits(tiny: Path) -> None:
-    engine = engine_of(tiny, DecodePath(3))
-    everything, rest = scored(engine, SOURCE), scored(engine, SOURCE, done=(0, 3, 4))
-    assert sorted(rest) == [1, 2, 5, 6]
-    for index, answers in rest.items():
-        assert np.array_equal(answers.logprob, everything[index].logprob)
-
-
 def test_progress_moves_while_a_batch_is_decoded(tiny: Path) -> None:
     told: list[tuple[int, int]] = []
     text = "the quick brown fox jumps over the lazy dog"
@@ -125,18 +117,6 @@ def test_sliding_windows_of_a_batch_of_different_lengths() -> None:
         assert max(np.abs(decode[i].logprob - prefill[i].logprob).max() for i in decode) < rounding.of_model(model)
     seen = scored(TransformersEngine(wide, path=DecodePath(6)), source)
     assert np.abs(seen[4].logprob - prefill[4].logprob).max() > 0.01, "the sliding window matters here"
-
-
-def test_windows_of_one_token(tiny: Path) -> None:
-    ids = [np.array(x, np.int32) for x in ([5], [300], [7, 8, 9])]
-    windows = [Window(x, np.array([len(x) - 1], np.int32), np.array([[11]], np.int32)) for x in ids]
-    source = WindowList(tuple(windows))
-    prefill = scored(engine_of(tiny, None), source)
-    for path in (DecodePath(1), DecodePath(3), DecodePath(2, 2)):
-        decode = scored(engine_of(tiny, path), source)
-        assert max(np.abs(decode[i].logprob - prefill[i].logprob).max() for i in range(3)) < rounding.of_checkpoint(
-            tiny
-        )
 
 
 def test_bfloat16_decodes_near_its_prefill(tiny: Path) -> None:

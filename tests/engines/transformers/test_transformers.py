@@ -40,14 +40,6 @@ def assert_true(answers: Answers, engine: TransformersEngine, window: Window) ->
     assert_defined(answers, logits_of(engine, window), window, rounding.of_model(engine.model))
 
 
-def test_every_column_equals_the_float64_reading_of_the_models_own_logits(tiny: Path) -> None:
-    engine = engine_for(tiny)
-    windows = [own_tokens(random_ids(n, n)) for n in (2, 3, 17, 128)]
-    assert engine.facts.head == "exact-fp32"
-    for answers, window in zip(all_scored(engine, WindowList(tuple(windows))), windows, strict=True):
-        assert_true(answers, engine, window)
-
-
 @pytest.mark.parametrize("head", ["exact", "as-served"])
 def test_a_config_whose_answers_have_no_names(tiny: Path, tmp_path: Path, head: str) -> None:
     """``return_dict: false`` makes Transformers answer with bare tuples; the scores are the same."""
@@ -67,20 +59,6 @@ def test_the_batch_size_changes_nothing_beyond_float_noise(tiny: Path) -> None:
     difference = max(np.abs(a.logprob - b.logprob).max() for a, b in zip(alone, together, strict=True))
     assert difference < rounding.of_checkpoint(tiny)
     assert all(np.array_equal(measured(a.rank), measured(b.rank)) for a, b in zip(alone, together, strict=True))
-
-
-def test_any_targets_at_any_rows_also_side_by_side_and_without_the_padding(tiny: Path) -> None:
-    engine, ids = engine_for(tiny), random_ids(20)
-    windows = (
-        Window(ids, np.array([0, 7, 19], np.int32), np.array([[1, 2], [0, 310], [5, 5]], np.int32)),
-        Window(ids, np.array([4], np.int32), np.array([[1, 2, 3]], np.int32)),
-        own_tokens(ids),
-    )
-    for answers, window in zip(all_scored(engine, WindowList(windows)), windows, strict=True):
-        assert_true(answers, engine, window)
-    window = own_tokens(random_ids(12) % 200)
-    (answers,) = all_scored(engine, WindowList((window,), vocabulary=200))
-    assert_defined(answers, logits_of(engine, window)[:, :200], window, rounding.of_model(engine.model))
 
 
 def test_a_shared_prompt_is_fed_once_and_gives_the_same_numbers(tiny: Path) -> None:
