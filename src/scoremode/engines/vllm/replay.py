@@ -33,10 +33,9 @@ from torch import Tensor
 from vllm.v1.sample.logits_processor import LogitsProcessor as V1Processor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
-from scoremode.core.scores.packing import Words
 from scoremode.engines.vllm.pooler import BatchKey, ScorePooler, Settings, to_device
 from scoremode.engines.vllm.tap import Shard, Tap
-from scoremode.engines.vllm.wire import Replay
+from scoremode.engines.vllm.wire import Replay, Words
 from scoremode.values import Bools, Ints
 
 try:
