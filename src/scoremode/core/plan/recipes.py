@@ -92,9 +92,7 @@ class Method:
     average: Average = "token"
     real_vocabulary: bool = False  # are logits after the tokenizer's last id excluded from the softmax?
     fits_model: bool = False  # is its own context cut to that of a model? Then no published result depends on it
-    whole_documents: bool = (
-        False  # are bytes and words those of whole source documents?
-    )
+    whole_documents: bool = False  # are bytes and words those of whole source documents?
 
 
 def _in_documents(tokens: Tokens, counts: Ints) -> tuple[Ints, Ints, Ints]:
