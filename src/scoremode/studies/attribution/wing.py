@@ -18,6 +18,9 @@ WING = Wing(
         ("layer_states", "llamacpp"): f"{HERE}.engines.llamacpp_layers:open_layers",
         ("layer_states", "transformers"): f"{HERE}.engines.transformers_layers:open_layers",
         ("layer_states", "vllm"): f"{HERE}.engines.vllm_layers:open_layers",
+        ("layer_replay", "transformers"): f"{HERE}.engines.transformers_layers:open_layers",
+        ("routes", "transformers"): f"{HERE}.engines.transformers_layers:open_routes",
+        ("swaps", "transformers"): f"{HERE}.engines.transformers_swaps:open_swaps",
     },
     offers={"page": (f"{HERE}.page:PAGE",)},
 )
