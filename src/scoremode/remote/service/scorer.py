@@ -15,11 +15,11 @@ import msgspec
 import numpy as np
 
 from scoremode.core.engine.base import SCORES, Engine, EngineFacts, Wanted
-from scoremode.core.engine.messages import Asked, TooLargeError
 from scoremode.core.engine.options import Options
 from scoremode.core.engine.registry import ChosenEngine
 from scoremode.core.models.subject import Subject
 from scoremode.core.scores.answers import Answers, WindowSource
+from scoremode.core.scores.messages import Asked, TooLargeError
 from scoremode.core.text.tokenizer import HuggingFaceTokenizer, TextTokenizer
 from scoremode.core.verbs.model import GivenEngine, LazyModel
 from scoremode.core.verbs.prob.sequence import SequenceProbability, paired

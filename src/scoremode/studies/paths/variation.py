@@ -26,7 +26,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
@@ -56,11 +56,13 @@ from scoremode.core.verbs.scoring import UnfinishedRun, answered, score_run
 from scoremode.errors import OptionError
 from scoremode.values import Floats, change
 
+T = TypeVar("T")
+
 SHARE = 4  # one window in so many is computed again at most, but two at least
 NOT_RERUN = {"rms": None, "largest": None, "targets": 0, "words": "not measured with replicas"}
 
 
-def combinations(varied: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+def combinations(varied: Mapping[str, Sequence[T]]) -> list[dict[str, T]]:
     """All combinations of the values of several settings; that of all first values comes first."""
     return [dict(zip(varied, chosen, strict=True)) for chosen in itertools.product(*varied.values())]
 
@@ -69,7 +71,7 @@ def combinations(varied: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 class Variation:
     """A model with the settings that its engine gets, and the question to it."""
 
-    settings: Mapping[str, Any]  # what is changed, by name
+    settings: Mapping[str, object]  # what is changed, by name
     change: str  # from the first, in words: "decode against prefill"; '' if it may move scores of every engine
     model: LazyModel
     asked: PlannedQuestion
@@ -84,7 +86,7 @@ class Variation:
         is_shared = self.model.chosen == later.model.chosen and self.model.feeds_also(first, other)
         return replace(later, model=self.model) if is_shared else later
 
-    def has_run(self, place: Place, first: Mapping[str, Any]) -> bool:
+    def has_run(self, place: Place, first: Mapping[str, object]) -> bool:
         """Is its run there, which was compared with the run of that identity?"""
         at = place.within(self.name.replace(" ", "-"))
         return not place.fresh and self.model.has_run(self.asked, at, against=first)
@@ -165,7 +167,7 @@ class AgainstFirst(OpenBaseline):
     progress: Progress | None
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         return {"against": self.finished().manifest["identity"], **({"without": "kl"} if self.missing else {})}
 
     def distributions(self, candidate: LazyModel) -> Baseline | WholeDistributions | None:
@@ -184,7 +186,7 @@ class AgainstFirst(OpenBaseline):
 
     def facts(self, run: UnfinishedRun, candidate: LazyModel) -> Mapping[str, object]:
         first = self.finished()
-        noise: Mapping[str, Any] = {name: first.manifest.get(name) for name in NOISE}
+        noise: Mapping[str, object] = {name: first.manifest.get(name) for name in NOISE}
         if not candidate.plugin.able().hidden_states:
             noise = noise_facts(only_one_way(run.engine))
         facts = compared_with(first, noise, candidate)

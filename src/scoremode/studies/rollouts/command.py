@@ -148,9 +148,12 @@ def _show_mismatch(parsed: argparse.Namespace, folder: str) -> int:
             progress=progress,
             **flags.model_arguments(parsed),
         )
-    s, by_position, by_slice = token_mismatch.statistics(), token_mismatch.by_position(), token_mismatch.by_slice()
-    facts = {**s, "by_position": by_position, "by_slice": by_slice}
-    show(parsed, lambda: facts, lambda: mismatch_blocks(s, by_position, by_slice))
+
+    def facts() -> dict[str, object]:
+        parts = {"by_position": token_mismatch.by_position(), "by_slice": token_mismatch.by_slice()}
+        return {**token_mismatch.statistics(), **parts}
+
+    show(parsed, facts, lambda: mismatch_blocks(token_mismatch))
     if output:
         from scoremode.studies.rollouts.page import render_mismatch
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 
@@ -167,7 +167,7 @@ class WritingTask:
             requests.append(WritingRequest(self.encoded[prompt][1], seed, rooms[number]))
         return requests
 
-    def identity(self, lazy: LazyModel) -> Mapping[str, Any]:
+    def identity(self, lazy: LazyModel) -> Mapping[str, object]:
         """The facts that must be equal for stored texts to be these."""
         answers = [row.answer for row in self.prompts.rows]
         return identify(
@@ -277,7 +277,7 @@ def _row(task: WritingTask, lazy: LazyModel, number: int, text: WrittenTokens) -
 
 
 def _manifest(
-    writer: Writer, lazy: LazyModel, task: WritingTask, texts: Sequence[WrittenTokens], identity: Mapping[str, Any]
+    writer: Writer, lazy: LazyModel, task: WritingTask, texts: Sequence[WrittenTokens], identity: Mapping[str, object]
 ) -> dict[str, object]:
     """Everything that another person needs to get the texts again."""
     finishes = {name: sum(text.finish == name for text in texts) for name in FINISHES}

@@ -211,7 +211,7 @@ class ScoremodeLM(LM):  # type: ignore[misc]
         return bool(greedy)
 
     # ── facts for the harness ────────────────────────────────────────────────────────────────────────────────────────
-    def identity(self) -> Mapping[str, Any]:
+    def identity(self) -> Mapping[str, object]:
         """Returns the facts that stored answers must share with this model; known before anything is loaded."""
         names = ("add_bos_token", "prefix_token_id", "greedy")
         ours = {"max_length": self.max_length, **{name: getattr(self.settings, name) for name in names}}
@@ -315,7 +315,7 @@ def _usual_device() -> Any:
 
 
 # ── the arguments of the model ───────────────────────────────────────────────────────────────────────────────────────
-def read_arguments(arguments: Mapping[str, Any]) -> tuple[LazyModel, AdapterSettings]:
+def read_arguments(arguments: Mapping[str, object]) -> tuple[LazyModel, AdapterSettings]:
     """Reads the model and the settings. Refuses everything that can be refused before the model is loaded."""
     present = {name: value for name, value in arguments.items() if value is not None}
     params = {OTHER_NAMES.get(name, name): _read_back(OTHER_NAMES.get(name, name), present[name]) for name in present}
