@@ -20,9 +20,9 @@ from scoremode.core.plan.path import DECODE, DecodePath, read_path
 from scoremode.core.scores.answers import FAULT
 from scoremode.core.verbs.arguments import ModelArguments, spelled_out
 from scoremode.core.verbs.model import GivenTokenizer, LazyModel
+from scoremode.core.verbs.planned import identify
 from scoremode.core.verbs.progress import Progress, announce, shows_progress
-from scoremode.core.verbs.question import identify
-from scoremode.core.verbs.replicas import spread_names
+from scoremode.core.verbs.replicas import spread_options
 from scoremode.core.verbs.run_contents import describe_engine, describe_model
 from scoremode.errors import EngineError, OptionError, UnknownArgumentError, did_you_mean
 from scoremode.studies.rollouts.prompts import GivenPrompts, Prompts, encoded, read_prompts
@@ -84,7 +84,7 @@ def rollouts(
             raise OptionError(f"{flag} {count} writes nothing", fix="give 1 or more")
     path = read_path(DECODE, sequences=sequences) if sequences is not None else None
     for name in arguments:
-        if name not in (*all_options(), *spread_names()):
+        if name not in (*all_options(), *spread_options()):
             raise UnknownArgumentError(f"there is no argument {name}", fix=did_you_mean(name, list(all_options())))
     place = None if out is None else located(out)
     if isinstance(place, RemotePath):

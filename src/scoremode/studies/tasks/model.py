@@ -28,7 +28,7 @@ from scoremode.core.plan.path import PREFILL
 from scoremode.core.text.files import Message
 from scoremode.core.typed import checked
 from scoremode.core.verbs.model import LazyModel
-from scoremode.core.verbs.question import identify
+from scoremode.core.verbs.planned import identify
 from scoremode.core.verbs.run_contents import describe_engine, describe_model
 from scoremode.core.verbs.scoring import Continuation, Likelihood, likelihoods
 from scoremode.errors import (
@@ -192,7 +192,7 @@ class ScoremodeLM(LM):  # type: ignore[misc]
         if not continuations:
             return []
         longest, scores = max(continuation.fed for continuation in continuations), dict[int, Likelihood]()
-        engine = self.held.engine(Work(longest, shares_prompts=True))
+        engine = self.held.opened(Work(longest, shares_prompts=True))
         for index, likelihood in likelihoods(engine, continuations, groups):
             scores[index] = likelihood
             if bar is not None:
