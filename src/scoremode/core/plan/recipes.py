@@ -92,6 +92,7 @@ class Method:
     real_vocabulary: bool = False  # are logits after the tokenizer's last id excluded from the softmax?
     fits_model: bool = False  # is its own context cut to that of a model? Then no published result depends on it
     whole_documents: bool = False  # are bytes and words those of whole source documents?
+    independent_error: bool = False  # does its tool also print an error as if tokens were independent?
 
 
 def _in_documents(tokens: Tokens, counts: Ints) -> tuple[Ints, Ints, Ints]:
@@ -276,7 +277,7 @@ _BUILT_IN = (
         "exl3-2026", "disjoint windows, no BOS", exl3_2026, "join-rows", False, 2048, None, 100, real_vocabulary=True
     ),
     Method("gptq", "disjoint windows, tail dropped", gptq, "join-rows", True, 2048),
-    Method("llamacpp", "disjoint chunks, second half scored", llamacpp, "raw-file", True, 512),
+    Method("llamacpp", "disjoint chunks, second half scored", llamacpp, "raw-file", True, 512, independent_error=True),
     Method(
         "hf-stride",
         "sliding-once windows, their means weighted as in the Transformers docs",
