@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scoremode.core.engine.messages import answer_message, own_tokens
-from scoremode.core.scores.answers import Answers, Window, WindowList, check_answers
+from scoremode.core.scores.answers import Answers, Window, WindowList, check_answers, own_tokens
+from scoremode.core.scores.messages import answer_message
 from scoremode.core.text.tokenizer import ByteTokenizer
 from scoremode.engines.server.engine import ServiceEngine
 from scoremode.engines.server.link import Link

@@ -17,9 +17,9 @@ import numpy as np
 
 from scoremode.core.engine.base import SCORES, Engine, EngineFacts, Wanted
 from scoremode.core.engine.batching import in_groups
-from scoremode.core.engine.messages import Asked, most_bytes, read_answers
 from scoremode.core.scores import parquet
 from scoremode.core.scores.answers import Answers, Window, WindowSource
+from scoremode.core.scores.messages import Asked, most_bytes, read_answers
 from scoremode.core.scores.schema import wrong_first_choice
 from scoremode.engines.server.asking import SERVICE_FIX, PromptAsk, ServiceAsk, prompt_ask
 from scoremode.engines.server.audit import LIKELY, PROVEN, Audit
