@@ -120,16 +120,6 @@ def test_files_elsewhere_are_not_touched(here: Path) -> None:
     assert mine.read_bytes() == b"my own"
 
 
-def test_a_part_of_another_file_is_refused_by_its_hash_and_removed(here: Path) -> None:
-    (digest,) = hub_names.listing("org/large").models[0].hashes
-    part = here / "hub/models--org--large/blobs" / f"{digest}.incomplete"
-    part.parent.mkdir(parents=True)
-    part.write_bytes(b"else")
-    with pytest.raises(ModelError, match="does not have the hash that the hub states; run it again"):
-        hub_names.HUB_NAMES.find("org/large:Q8_0")
-    assert hub_names.HUB_NAMES.find("org/large:Q8_0").stat().st_size == SIZE
-
-
 def test_what_was_in_the_cache_before_stays(hub: Hub, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     repo, before, now = hub.repos["models/org/large"], hub_names.HubNames(), hub_names.HubNames()
     kept = before.find("org/large:Q8_0")
