@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scoremode.core.engine.messages import own_tokens
 from transformers import AutoModelForCausalLM
 
-from scoremode.core.engine.messages import own_tokens
 from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import choose, open_engine
 from scoremode.core.models.facts import inspect
