@@ -172,7 +172,7 @@ def test_llamacpps_errors() -> None:
     assert LlamacppMean(values[:10]).error == 0.0, "llama.cpp prints 0 for up to ten"
     assert LlamacppMean(np.ones(20)).error == LlamacppMean(np.zeros(0)).mean == 0.0
     assert llamacpp_stderr(-values[:1]) is None
-    assert llamacpp_stderr(np.array([-1.0, -3.0])) == pytest.approx(math.exp(2) * math.sqrt(1.0))
+    assert llamacpp_stderr(np.array([-1.0, -4.0])) == pytest.approx(math.exp(2.5) * math.sqrt(17 / 2 - 2.5**2))
     assert llamacpp_stderr(np.array([-1.0, -math.inf, -1.0])) is None
     assert llamacpp_stderr(np.array([-1.0, -2000.0])) is None
 
