@@ -174,7 +174,7 @@ class ProbScorer:
     def _answer(self, form: ProbForm, engine: ScorerEngine) -> dict[str, Any]:
         name, facts = self.name, engine.facts
         subject = Subject(name, self.tokenizer, name, vocabulary=facts.vocabulary, context_length=facts.context_length)
-        held = LazyModel(ChosenEngine(GivenEngine(engine), Options(), subject))
+        held = LazyModel.of(ChosenEngine(GivenEngine(engine, subject), Options(), subject))
         rules: dict[str, Any] = {rule: getattr(form, rule) for rule in ("leading_space", "spanning", "add_bos")}
         lm = SequenceProbability(held, **{rule: value for rule, value in rules.items() if value is not None})
         pairs = list(paired(form.prompt, form.targets))
