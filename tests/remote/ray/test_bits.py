@@ -63,13 +63,6 @@ def test_perplexity(three: sm.Model, stories: Path, question: dict[str, Any], tm
     assert not any("replica" in note for note in one.manifest["notes"])
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_perplexity_on_fewer(nodes: Nodes, stories: Path, question: dict[str, Any], tmp_path: Path, count: int) -> None:
-    one = sm.ppl(str(stories), **question, out=tmp_path / "one")
-    spread = sm.ppl(str(stories), **question, out=tmp_path / "some", replicas=count, ray=nodes.address)
-    same(one, spread)
-
-
 def test_probabilities(three: sm.Model, stories: Path) -> None:
     prompts = [f"One day, {name} went to the" for name in ("Tom", "Lily", "the cat", "a big dog")]
     pairs = [(p, t) for p in prompts for t in (" park", " old house and played", "y")]
