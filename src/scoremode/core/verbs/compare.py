@@ -314,7 +314,7 @@ def _compare_each(
                 with closing(candidate):
                     return compare_with(against.open_for(candidate, question, place), candidate, place)
             finally:
-                candidate.remove_files()
+                candidate.release()
 
         only_runs = not models
         in_turn = sorted(models, key=lambda name: not models[name].is_open)

@@ -355,8 +355,10 @@ class LazyModel:
         """A run that stays readable after its claim ends: read into memory if its folder goes away."""
         return run if place.out is not None or not self.is_given else in_memory(run)
 
-    def remove_files(self) -> None:
-        """Removes the files that were fetched for it, if they are not to be kept."""
+    def release(self) -> None:
+        """Frees what was read of it; removes files that were fetched for it, if they are not to be kept."""
+        for name in ("_choice", "replicas", "chosen"):
+            self.__dict__.pop(name, None)
         reader = reader_of(self.name) if self.is_removed else None
         if reader is not None:
             reader.release(self.name)
