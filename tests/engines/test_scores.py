@@ -17,7 +17,7 @@ from scoremode.core.engine.base import Engine
 from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import choose, open_engine
 from scoremode.core.plan.path import DecodePath
-from scoremode.core.scores.answers import Window, WindowList
+from scoremode.core.scores.answers import Window, WindowList, own_tokens
 from tests.engines.judging import assert_defined, random_ids, random_windows, scored
 from tests.gguf_files import gguf_of, require_llamacpp
 from tests.makers import VOCABULARY
