@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scoremode.core.engine.messages import own_tokens
 
 from scoremode.core.engine.base import StoredDistributions
 from scoremode.core.engine.baseline import held_states

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scoremode.core.engine.messages import own_tokens
 from transformers import AutoModelForCausalLM
 
 from scoremode.core.engine.plugin import Work
