@@ -39,7 +39,7 @@ def question(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def three(nodes: Nodes, stories: Path) -> Iterator[sm.Model]:
     """Three replicas that share two declared GPUs, all of them open."""
     with sm.open(str(stories), replicas=3, ray=nodes.address, gpus_per_replica=0.5) as model:
-        engine = model.opened(Work(512))
+        engine = model._model.opened(Work(512))
         assert isinstance(engine, ReplicatedEngine)
         assert engine.pool.wait_for_all(300) == 3
         yield model

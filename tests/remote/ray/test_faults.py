@@ -33,7 +33,7 @@ def same(run: sm.Run, text: Path) -> None:
 
 
 def engine_of(model: sm.Model, replicas: int) -> ReplicatedEngine:
-    engine = model.opened(Work(64))
+    engine = model._model.opened(Work(64))
     assert isinstance(engine, ReplicatedEngine)
     assert engine.pool.wait_for_all(60) == replicas
     return engine
