@@ -6,7 +6,6 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -217,22 +216,17 @@ def test_kept_logits_change_no_bit(way: str, whole: bool, shape: tuple[int, int,
     """Several candidates in turn: the logits of p are computed for the first one alone."""
     n, _, v, _ = shape
     hidden, weight, other, targets = draw(*shape)
-    p, kernel, kept, computed = Head(weight, v), _kernel(way), dict[tuple[int, ...], Tensor](), list[tuple[int, ...]]()
-
-    def keep(place: tuple[int, ...], compute: Callable[[], Tensor]) -> Tensor:
-        if place not in kept:
-            kept[place] = compute()
-            computed.append(place)
-        return kept[place]
-
+    p, kernel, kept = Head(weight, v), _kernel(way), dict[tuple[int, ...], Tensor]()
+    first: list[Tensor] = []
     for q in (Head(other, v), Head(other.flip(0), v, bias=torch.linspace(-1, 1, v)), Head(other, v)):
-        found = kernel.divergence(hidden, p, hidden, q, targets, whole, keep)
+        found = kernel.divergence(hidden, p, hidden, q, targets, whole, kept)
         alone = kernel.divergence(hidden, p, hidden, q, targets, whole)
         assert torch.equal(found.kl, alone.kl)
         assert torch.equal(found.q.logprob, alone.q.logprob)
         if alone.kl_reverse is not None and found.kl_reverse is not None:
             assert torch.equal(found.kl_reverse, alone.kl_reverse)
-        assert len(computed) == len(kept)
+        first = first or list(kept.values())
+        assert all(block is again for block, again in zip(first, kept.values(), strict=True))
     assert sum(block.numel() for block in kept.values()) >= n * v
     assert (found.kl_reverse is not None) == whole
 

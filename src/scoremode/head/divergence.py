@@ -37,9 +37,9 @@ Without it, only KL(p‖q) is measured: a slice alone does not know the probabil
 columns take time that a comparison which shows none of them can save."""
 
 
-Keep = Callable[[tuple[int, ...], Callable[[], Tensor]], Tensor]
-"""Gives a block of p's logits by its place: computed the first time, and kept if many candidates are compared with the
-same rows of p. A kernel numbers its blocks in the same way for every candidate, and only reads what it is given."""
+Kept = dict[tuple[int, ...], Tensor]
+"""Blocks of p's logits by their place, if many candidates are compared with the same rows of p. A kernel numbers its
+blocks in the same way for every candidate, and only reads what it is given."""
 
 
 def gather_own(sums: Tensor) -> list[Tensor]:
@@ -47,20 +47,13 @@ def gather_own(sums: Tensor) -> list[Tensor]:
     return [sums]
 
 
-def keep_nothing(place: tuple[int, ...], compute: Callable[[], Tensor]) -> Tensor:
-    """Computes the block: the ``Keep`` of a single comparison."""
-    return compute()
-
-
-def keep_in(blocks: dict[tuple[int, ...], Tensor]) -> Keep:
-    """Returns a ``Keep`` that puts blocks into a dictionary."""
-
-    def keep(place: tuple[int, ...], compute: Callable[[], Tensor]) -> Tensor:
-        if place not in blocks:
-            blocks[place] = compute()
-        return blocks[place]
-
-    return keep
+def kept_block(kept: Kept | None, place: tuple[int, ...], compute: Callable[[], Tensor]) -> Tensor:
+    """Returns a block of p's logits, which is computed the first time; every time if nothing is kept."""
+    if kept is None:
+        return compute()
+    if place not in kept:
+        kept[place] = compute()
+    return kept[place]
 
 
 @dataclass(frozen=True, slots=True)

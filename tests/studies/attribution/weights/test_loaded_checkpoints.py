@@ -321,9 +321,7 @@ def test_packed_integers_are_rounded_to_float16(tmp_path: Path, method: str) -> 
     quantization = {"quant_method": method, "bits": 4, "group_size": GROUP, "desc_act": method == "gptq"}
     sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
     folder = save(tmp_path / method, stored, quantization_config=quantization, **sizes)
-    try:
-        import gptqmodel  # noqa: F401
-    except ImportError:
+    if find_spec("gptqmodel") is None:
         with pytest.raises(
             ModelError, match=rf"is quantized with {method}, and Transformers needs gptqmodel"
         ) as refusal:
