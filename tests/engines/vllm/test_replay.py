@@ -18,11 +18,10 @@ from vllm.v1.sample.logits_processor.interface import BatchUpdate, MoveDirection
 
 from scoremode.core.plan.path import DecodePath
 from scoremode.core.scores.answers import measured
-from scoremode.core.scores.packing import read_lines
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.replay import ReplayProcessor
 from scoremode.engines.vllm.support import LaunchArguments
-from scoremode.engines.vllm.wire import KEY, Replay, Request
+from scoremode.engines.vllm.wire import KEY, Replay, Request, read_lines
 from scoremode.errors import OptionError
 from scoremode.head.columns import define_columns
 
@@ -240,8 +239,8 @@ def test_a_step_of_other_hidden_states_and_a_text_that_did_not_end_are_errors() 
 )
 def test_arguments_that_cannot_be_right_are_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(OptionError, match=words):
-        LaunchArguments(extra=given, path=DecodePath()).arguments()
-    LaunchArguments(extra=given).arguments()  # the prefill path takes them, or vLLM refuses them
+        LaunchArguments.named(given, path=DecodePath()).arguments()
+    LaunchArguments.named(given).arguments()  # the prefill path takes them, or vLLM refuses them
 
 
 def test_a_runner_without_logits_processors_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

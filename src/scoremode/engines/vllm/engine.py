@@ -24,7 +24,6 @@ from scoremode.core.engine.base import (
 from scoremode.core.engine.batching import in_groups
 from scoremode.core.references.format import RAW_DTYPES as RAW
 from scoremode.core.scores.answers import Answers, Window, WindowList, WindowSource
-from scoremode.core.scores.packing import DIVERGENCE_WORDS, Words, line_words, read_divergences
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.processes import VllmLog, end
 from scoremode.engines.vllm.self_test import (
@@ -38,7 +37,16 @@ from scoremode.engines.vllm.self_test import (
 )
 from scoremode.engines.vllm.start import start
 from scoremode.engines.vllm.support import LaunchArguments
-from scoremode.engines.vllm.wire import ExtraResults, Job, Request, states_words
+from scoremode.engines.vllm.wire import (
+    DIVERGENCE_WORDS,
+    ExtraResults,
+    Job,
+    Request,
+    Words,
+    line_words,
+    read_divergences,
+    states_words,
+)
 from scoremode.errors import EngineError, InputError, ModelError, OptionError
 from scoremode.values import Bools, Floats, Ids, Ints
 
@@ -251,7 +259,7 @@ class VllmEngine(Engine):
         self.log.discard()
         logger.warning("out of memory; restarting vLLM with --max-num-batched-tokens %d", tokens)
         self.close()
-        self.options = replace(self.options, max_num_batched_tokens=tokens)
+        self.options = self.options.in_batches_of(tokens)
         self._begin()
         return True
 
@@ -355,10 +363,10 @@ class VllmEngine(Engine):
     # ── start and end ────────────────────────────────────────────────────────────────────────────────────────────────
     def _self_test(self, version: str) -> Verdict:
         """Compare our scores with those of the model's own ``compute_logits``; raise an error if they disagree."""
-        tried: list[Verdict] = []
-        for gather in (False, True) if self.options.tensor_parallel_size > 1 else (False,):
+        config, tried = self.llm.llm_engine.vllm_config, list[Verdict]()
+        for gather in (False, True) if config.parallel_config.tensor_parallel_size > 1 else (False,):
             lines = self._one(*request_for_test(self._vocabulary, self._longest, gather=gather))
-            tried.append(judge_answers(lines, dtype_of(self.llm.llm_engine.vllm_config)))
+            tried.append(judge_answers(lines, dtype_of(config)))
             if tried[-1].agrees:
                 # models that mask logits by index are wrong on shards but right on gathered logits
                 self._gather = gather

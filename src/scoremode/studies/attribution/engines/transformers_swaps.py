@@ -32,8 +32,9 @@ from scoremode.core.scores.answers import Answers, WindowSource
 from scoremode.engines.transformers import TransformersPlugin
 from scoremode.engines.transformers.batches import rows_needed
 from scoremode.engines.transformers.choices import TransformersOptions
-from scoremode.engines.transformers.engine import PROBE_TOKENS, TransformersEngine, replaced
+from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.engines.transformers.loading import find_head
+from scoremode.engines.transformers.model import PROBE_TOKENS, replaced
 from scoremode.errors import EngineError, ModelError, print_line
 from scoremode.head.budget import free_on
 from scoremode.head.divergence import Kept
