@@ -91,7 +91,7 @@ def test_nothing_outside_the_command_line_writes_to_standard_error() -> None:
     found = [
         path
         for path in HOUSE.rglob("*.py")
-        if not {"cli", "command"} & set(path.parts) and writes.search(path.read_text())
+        if not {"cli", "console"} & set(path.parts) and writes.search(path.read_text())
     ]
     assert found == []
 

@@ -1,4 +1,4 @@
-"""Flags that several verbs share: how each is read. What they do is declared in core/verbs/shared_flags.py."""
+"""Flags that several verbs share: how each is read. Options say themselves what they do, others in shared_flags.py."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import argparse
 import math
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scoremode.core import extensions, strict_json
 from scoremode.core.arguments import secret_on_command_line
 from scoremode.core.engine.options import HUB_TOKEN
-from scoremode.core.verbs.shared_flags import ENGINE, METHOD, PER_REPLICA, REPLICAS, TEXT, name_of
+from scoremode.core.options import KnownOption
+from scoremode.core.verbs.shared_flags import ENGINE
 from scoremode.core.verbs.shared_flags import MODEL as MODEL  # noqa: PLC0414
 from scoremode.core.verbs.shared_flags import Flags as Flags  # noqa: PLC0414
 from scoremode.errors import OptionError, shortened
-
-if TYPE_CHECKING:
-    from scoremode.core.engine.options import KnownOption
 
 
 def integer(text: str) -> int:
@@ -110,8 +108,7 @@ FEW_DOCUMENTS: Flags = {
 }
 HAS_PAGES = "report" in extensions.public_names()
 REPORT: Flags = {"--report FILE": "write the HTML report there"} if HAS_PAGES else {}
-AGAIN = {"--corpus TEXT …": "; may be given again", "--method METHOD …": "; may be given again"}
-QUESTION = tuple(map(name_of, (*TEXT, *METHOD)))
+SEVERAL = ("corpus", "method")  # of a question: a command that asks several takes each of them again
 BASELINE: Flags = {"--baseline-engine NAME": "default: --engine", "--baseline-dtype DTYPE": "default: --dtype"}
 
 
@@ -143,18 +140,22 @@ def add_question(parser: argparse.ArgumentParser, *, several: bool = False, seve
 
     With ``several_sequences``, --sequences takes several numbers.
     """
-    for title, flags in (("text", TEXT), ("method", METHOD)):
-        more = AGAIN if several else {}
-        specs = {name: about + more.get(name, "") for name, about in flags.items()}
-        if several_sequences:
-            specs = {name.replace("--sequences N", "--sequences N,…"): about for name, about in specs.items()}
-        add(parser.add_argument_group(title), specs)
+    from scoremode.core.plan.question import Question
+
+    groups = {title: parser.add_argument_group(title) for title in ("text", "method")}
+    for name, option in Question.options().items():
+        more: dict[str, Any] = {}
+        if several and name in SEVERAL:
+            more = {"help": f"{option.details.help}; may be given again"}
+        elif several_sequences and name == "sequences":
+            more = {"type": integers, "metavar": "N,…"}
+        _add_option(groups[option.details.group or "text"], option, **more)
 
 
 def add_engine(parser: argparse.ArgumentParser, *, replicas: bool = True) -> None:
     """Add ``--engine``, the options that all engines declare, and the flags for replicas."""
     from scoremode.core.engine.registry import all_options
-    from scoremode.core.verbs.replicas import spread_names
+    from scoremode.core.verbs.replicas import spread_options
 
     shared = parser.add_argument_group("engine")
     add(shared, ENGINE)
@@ -166,13 +167,14 @@ def add_engine(parser: argparse.ArgumentParser, *, replicas: bool = True) -> Non
         if engines[0] not in groups:
             groups[engines[0]] = parser.add_argument_group(f"engine {engines[0]}")
         _add_option(groups[engines[0]], option)
-    if replicas and spread_names():
+    if replicas and (options := spread_options()):
         group = parser.add_argument_group("replicas", "several engines share the work, with the extra ray")
-        add(group, REPLICAS)
-        add(group, PER_REPLICA, type=amount)
+        for option in options.values():
+            _add_option(group, option)
 
 
-def _add_option(group: argparse._ArgumentGroup, option: KnownOption) -> None:
+def _add_option(group: argparse._ArgumentGroup, option: KnownOption, **more: Any) -> None:
+    """Adds the flag of an option; ``more`` are other arguments of ``add_argument`` than those that follow from it."""
     details = option.details
     if details.instead_of_flag is not None:
         group.add_argument(option.flag, action=RefusedSecret, const=details.instead_of_flag, help=argparse.SUPPRESS)
@@ -180,16 +182,17 @@ def _add_option(group: argparse._ArgumentGroup, option: KnownOption) -> None:
     same: dict[str, Any] = {"dest": option.name, "help": details.help}
     if option.kind == "bool":
         same |= {"action": "store_true", "default": None}
-    elif option.kind == "Pairs":
+    elif option.kind == "Pairs" or details.repeated:
         same |= {"action": "append", "metavar": details.metavar}
     else:
-        readers: dict[str, Any] = {"int": integer, "float": number_within(option)}
+        readers: dict[str, Any] = {"int": integer, "float": number_within(option) if option.bounds() else amount}
         is_listed = details.aliases is None and details.cache_part is None  # else argparse would refuse what is right
         same |= {"type": readers.get(option.kind, str), "metavar": details.metavar}
         same |= {"choices": details.choices} if is_listed else {}
         if details.cache_part is not None:
             same |= {"type": integers if option.kind == "int" else cache_types, "metavar": details.metavar or "TYPE"}
-    group.add_argument(option.flag, *details.older_flags, **same)
+    short = [SHORT[option.flag]] if option.flag in SHORT else []
+    group.add_argument(*short, option.flag, *details.older_flags, **{**same, **more})
 
 
 class RefusedSecret(argparse.Action):
@@ -228,7 +231,9 @@ def question(parsed: argparse.Namespace) -> dict[str, Any]:
 
 def questions(parsed: argparse.Namespace) -> list[dict[str, Any]]:
     """One question for each corpus and each method, in the order given; arguments that were not given are left out."""
-    shared = {name: getattr(parsed, name) for name in QUESTION if name not in ("corpus", "method")}
+    from scoremode.core.plan.question import Question
+
+    shared = {name: getattr(parsed, name) for name in Question.options() if name not in SEVERAL}
     corpora, methods = parsed.corpus or [None], parsed.method or [None]
     for flag, values in (("--corpus", corpora), ("--method", methods)):
         twice = next((value for value in values if values.count(value) > 1), None)
@@ -241,7 +246,7 @@ def questions(parsed: argparse.Namespace) -> list[dict[str, Any]]:
 def engine_options(parsed: argparse.Namespace) -> dict[str, Any]:
     """The options of engines and of replicas that the user gave. Names and values that no engine has are refused."""
     from scoremode.core.engine.registry import all_options, check_values, find_engine
-    from scoremode.core.verbs.replicas import SPREAD
+    from scoremode.core.verbs.replicas import Spread
 
     for name in (parsed.engine, getattr(parsed, "baseline_engine", None)):
         if name is not None:
@@ -254,7 +259,7 @@ def engine_options(parsed: argparse.Namespace) -> dict[str, Any]:
         if value is not None:
             options[name] = value
     check_values(options)
-    spread = {name: getattr(parsed, name, None) for name in SPREAD}
+    spread = {name: getattr(parsed, name, None) for name in Spread.options()}
     return options | {name: value for name, value in spread.items() if value is not None}
 
 

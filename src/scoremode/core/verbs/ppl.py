@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
-from scoremode.core.disk.uri import RemotePath
 from scoremode.core.engine.base import Engine
 from scoremode.core.store.run import Run
-from scoremode.core.verbs.arguments import AllArguments, spelled_out, split_arguments
-from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, outliving
+from scoremode.core.verbs.arguments import AllArguments, read_arguments, spelled_out
+from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel
+from scoremode.core.verbs.place import Place
 from scoremode.core.verbs.progress import Progress, shows_progress
-from scoremode.core.verbs.scoring import score_run
 
 
 @spelled_out(AllArguments)
@@ -41,28 +38,6 @@ def ppl(
     >>> sm.ppl("table:uniform", text="any text").perplexity
     256.0 ± ?
     """
-    question, options = split_arguments(arguments, needs_text=True)
+    question, options = read_arguments(arguments)
     with closing(LazyModel.named(model, engine, options, tokenizer)) as lazy:
-        return ppl_of(lazy, question, out=out, fresh=fresh, progress=progress)
-
-
-def ppl_of(
-    model: LazyModel,
-    question: Mapping[str, Any],
-    *,
-    out: str | Path | RemotePath | None = None,
-    fresh: bool = False,
-    progress: Progress | None = None,
-) -> Run:
-    """The run of a question to a model: read from its folder if it is there, else scored.
-
-    A stored run gets the names of this question: the same text, weights and windows may have been named otherwise.
-    """
-    asked = model.ask(question, progress)
-    with model.claimed(asked, out, fresh=fresh) as claim:
-        found = claim.finished
-        if found is not None and not model.is_given:
-            names = {"corpus": asked.corpus.name, "model": asked.subject.name}
-            settings = {"method_settings": dict(asked.plan.settings)}
-            return replace(found, manifest={**found.manifest, **names, **settings})
-        return outliving(model, score_run(asked, model.engine_for(asked, progress), claim, progress), out)
+        return lazy.score(question.with_text(), Place.at(out, fresh=fresh, progress=progress))

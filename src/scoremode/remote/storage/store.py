@@ -11,8 +11,7 @@ from scoremode.remote.storage.runs import RemoteClaim
 
 
 def has_file(place: RemotePath) -> bool:
-    entry = Objects(place.parent).look(place.name)
-    return entry is not None and not entry.is_folder
+    return Objects(place.parent).is_folder(place.name) is False
 
 
 def read(place: RemotePath, most: int) -> bytes | None:
@@ -25,8 +24,8 @@ def write(place: RemotePath, data: bytes) -> None:
 
 def problem_with_output(place: RemotePath) -> str | None:
     """The server must answer now; whether this user may write shows only later."""
-    beside = {entry.name: entry for entry in Objects(place.parent).listed()}
-    if place.name in beside and beside[place.name].is_folder:
+    beside = Objects(place.parent).listed()
+    if beside.get(place.name):
         return "is a folder"
     if {MANIFEST, SCORES} <= beside.keys() or LOCK_OBJECT in beside:
         return "is inside a run or reference folder, where nothing else may be written"

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from scoremode.core.plan.question import Question
     from scoremode.core.statistics.comparison import Comparison
     from scoremode.core.store.run import Run
-    from scoremode.core.verbs.arguments import QuestionArguments
     from scoremode.core.verbs.model import LazyModel
-    from scoremode.core.verbs.progress import Progress
+    from scoremode.core.verbs.place import Place
 
 
 class KldOutput:
@@ -39,15 +39,12 @@ class KldOutput:
         self,
         model: LazyModel,
         file: str | Path,
-        question: QuestionArguments,
-        *,
-        out: object,
-        fresh: bool,
-        progress: Progress | None,
+        question: Question,
+        place: Place,
     ) -> Run:
         from scoremode.studies.kld.writing import write_kld
 
-        return write_kld(model, file, question, out=out, fresh=fresh, progress=progress)
+        return write_kld(model, file, question, place)
 
 
 class LlamacppLayout:

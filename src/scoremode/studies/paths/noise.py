@@ -18,15 +18,15 @@ from scoremode.core import strict_json
 from scoremode.core.engine.base import EngineFacts
 from scoremode.core.engine.registry import all_options, require_path
 from scoremode.core.plan.plan import Plan
+from scoremode.core.plan.question import Question
 from scoremode.core.scores.frames import few_lines
 from scoremode.core.statistics.estimate import finite_or_none
 from scoremode.core.store.run import Run
+from scoremode.core.verbs.argument_types import QuestionArguments
 from scoremode.core.verbs.arguments import (
     AllArguments,
-    QuestionArguments,
-    check_question,
+    read_arguments,
     spelled_out,
-    split_arguments,
 )
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, tell_starts
 from scoremode.core.verbs.progress import Progress, part_of, shows_progress
@@ -139,7 +139,8 @@ def noise(
     >>> sm.noise("table:uniform", text="any text").settings[0].repeats.max
     0.0
     """
-    question, options = split_arguments(arguments, needs_text=True)
+    question, options = read_arguments(arguments)
+    question = question.with_text()
     settings = read_settings(vary or {})
     if repeat == 1 and len(settings) == 1:
         raise OptionError("there is nothing to compare", fix="give --vary dtype=float32,bfloat16, or --repeat 2")
@@ -150,7 +151,7 @@ def noise(
     for setting in settings:  # what an engine would refuse is refused here, before any is opened
         model_options = {**options, **{name: value for name, value in setting.items() if name != "engine"}}
         models.append(LazyModel.named(model, setting.get("engine", engine), model_options, tokenizer))
-        require_path(models[-1].plugin, question.get("path"))
+        require_path(models[-1].plugin, question.path)
         models[-1].settings()
     full_question = models[0].ask(question, progress)
     pairs = zip(settings, models, strict=True)
@@ -162,7 +163,6 @@ def noise(
 @shows_progress
 def noise_of_model(
     model: LazyModel,
-    tokenizer: str | None,
     *,
     repeat: int = 2,
     progress: Progress | None = None,
@@ -171,7 +171,7 @@ def noise_of_model(
     """``Model.noise``: how far scores move from pass to pass. For other settings, see ``noise``."""
     if "vary" in question:
         raise OptionError("an open model has one setting", fix="use sm.noise(MODEL, vary=…)")
-    full_question = model.ask(check_question(question, needs_text=True), progress)
+    full_question = model.ask(Question.of(question).with_text(), progress)
     return _measured([Variation({}, "", model, full_question)], repeat, progress, keep_open=True)
 
 

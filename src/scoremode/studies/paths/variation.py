@@ -22,11 +22,11 @@ import itertools
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
@@ -44,24 +44,25 @@ from scoremode.core.verbs.baselines import OpenBaseline, compare_with
 from scoremode.core.verbs.compared_models import (
     NOISE,
     CompareRequest,
-    Folders,
-    ModelSettings,
     compared_with,
     require_both_fit,
     short,
 )
 from scoremode.core.verbs.model import LazyModel, in_memory
+from scoremode.core.verbs.place import Place
+from scoremode.core.verbs.planned import PlannedQuestion
 from scoremode.core.verbs.progress import Progress, announce
-from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.scoring import UnfinishedRun, answered, score_run
 from scoremode.errors import OptionError
 from scoremode.values import Floats, change
+
+T = TypeVar("T")
 
 SHARE = 4  # one window in so many is computed again at most, but two at least
 NOT_RERUN = {"rms": None, "largest": None, "targets": 0, "words": "not measured with replicas"}
 
 
-def combinations(varied: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+def combinations(varied: Mapping[str, Sequence[T]]) -> list[dict[str, T]]:
     """All combinations of the values of several settings; that of all first values comes first."""
     return [dict(zip(varied, chosen, strict=True)) for chosen in itertools.product(*varied.values())]
 
@@ -70,10 +71,10 @@ def combinations(varied: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 class Variation:
     """A model with the settings that its engine gets, and the question to it."""
 
-    settings: Mapping[str, Any]  # what is changed, by name
+    settings: Mapping[str, object]  # what is changed, by name
     change: str  # from the first, in words: "decode against prefill"; '' if it may move scores of every engine
     model: LazyModel
-    asked: Question
+    asked: PlannedQuestion
 
     @property
     def name(self) -> str:
@@ -85,19 +86,19 @@ class Variation:
         is_shared = self.model.chosen == later.model.chosen and self.model.feeds_also(first, other)
         return replace(later, model=self.model) if is_shared else later
 
-    def has_run(self, folders: Folders, first: Mapping[str, Any]) -> bool:
+    def has_run(self, place: Place, first: Mapping[str, object]) -> bool:
         """Is its run there, which was compared with the run of that identity?"""
-        out = folders.folder(self.name.replace(" ", "-"))
-        return not folders.fresh and self.model.has_run(self.asked, out, against=first)
+        at = place.within(self.name.replace(" ", "-"))
+        return not place.fresh and self.model.has_run(self.asked, at, against=first)
 
     def engine(self, progress: Progress | None = None) -> Engine:
-        return self.model.engine_for(self.asked, progress)
+        return self.model.opened_for(self.asked, progress)
 
     def score(self, progress: Progress | None, counted: Progress | None) -> Run:
         """Always scores, and keeps nothing on disk; ``counted`` is told how many tokens are done."""
         with (
             tempfile.TemporaryDirectory(prefix="scoremode-") as folder,
-            self.model.claimed(self.asked, Path(folder)) as claim,
+            self.model.claimed(self.asked, Place(Path(folder))) as claim,
         ):
             return in_memory(score_run(self.asked, self.engine(progress), claim, counted))
 
@@ -150,11 +151,11 @@ def rerun(engine: Engine, plan: Plan, logprob: Floats) -> dict[str, Any]:
     }
 
 
-def against_first(first: Variation, run: Run, other: Variation, folders: Folders) -> Comparison:
+def against_first(first: Variation, run: Run, other: Variation, place: Place) -> Comparison:
     """Compares another variation with the first, whose run is ``run``. If the other has a run already, it is read."""
     other.model.variant = other.name
-    against = AgainstFirst(other.asked, run, first, other, folders.progress)
-    return compare_with(nullcontext(against), other.model, folders)
+    against = AgainstFirst(other.asked, run, first, other, place.progress)
+    return compare_with(nullcontext(against), other.model, place)
 
 
 @dataclass
@@ -166,12 +167,12 @@ class AgainstFirst(OpenBaseline):
     progress: Progress | None
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         return {"against": self.finished().manifest["identity"], **({"without": "kl"} if self.missing else {})}
 
     def distributions(self, candidate: LazyModel) -> Baseline | WholeDistributions | None:
         """The stored distributions of the first, or the logits of an engine that runs at the same time."""
-        plan = self.asked.plan
+        plan = self.planned.plan
         if self.missing:
             return None
         if self.first.model.plugin.able().hidden_states:
@@ -185,14 +186,14 @@ class AgainstFirst(OpenBaseline):
 
     def facts(self, run: UnfinishedRun, candidate: LazyModel) -> Mapping[str, object]:
         first = self.finished()
-        noise: Mapping[str, Any] = {name: first.manifest.get(name) for name in NOISE}
+        noise: Mapping[str, object] = {name: first.manifest.get(name) for name in NOISE}
         if not candidate.plugin.able().hidden_states:
             noise = noise_facts(only_one_way(run.engine))
         facts = compared_with(first, noise, candidate)
         del facts["variant"]  # the settings of the plan or of the engine tell the variations apart
         logprob = run.journal.scores.logprob
         announce(self.progress, "scoring a few windows again")
-        facts["rerun"] = rerun(run.engine, run.asked.plan, logprob) if candidate.spread is None else NOT_RERUN
+        facts["rerun"] = rerun(run.engine, run.planned.plan, logprob) if candidate.spread is None else NOT_RERUN
         if promise := self.other.kept_promise(change(logprob, first.scores.logprob), self.other.change):
             facts["promise"] = promise
         return facts
@@ -200,7 +201,7 @@ class AgainstFirst(OpenBaseline):
     @cached_property
     def missing(self) -> str | None:
         """Says why KL cannot be measured; None if it can."""
-        model, plan = self.first.model, self.asked.plan
+        model, plan = self.first.model, self.planned.plan
         able, side_by_side = model.plugin.able(), plan.path.sequences if plan.path else 1
         if able.hidden_states:
             return None
@@ -208,7 +209,7 @@ class AgainstFirst(OpenBaseline):
             return f"KL between the paths needs hidden states, which the {model.engine_name} engine does not give"
         # the logits of a batch of windows, and while the next batch begins, those of the last one
         rows = int(plan.target_counts.max()) * min(side_by_side, len(plan))
-        held, free = 2 * rows * (self.asked.subject.vocabulary or 0) * 4, available()
+        held, free = 2 * rows * (self.planned.subject.vocabulary or 0) * 4, available()
         if side_by_side == 1 or free is None or held < free // 2:
             return None
         return (
@@ -247,23 +248,18 @@ class CacheTypes:
             types[name] = list(value)
         return cls(types) if types else None
 
-    def of_baseline(self, model: ModelSettings) -> ModelSettings:
-        return _with_types(model, {name: each[0] for name, each in self.types.items()})
+    def of_baseline(self, model: LazyModel) -> LazyModel:
+        return model.changed(**{name: each[0] for name, each in self.types.items() if name in model.arguments})
 
-    def of_candidate(self, model: ModelSettings, *, is_baseline: bool) -> list[ModelSettings]:
+    def of_candidate(self, model: LazyModel, *, is_baseline: bool) -> list[LazyModel]:
         """One candidate for each combination of the types that the model's engine knows.
 
         Options that cannot work are refused here, before a weight is loaded.
         """
-        types, candidates = {name: each for name, each in self.types.items() if name in model.options}, []
+        types, candidates = {name: each for name, each in self.types.items() if name in model.arguments}, []
         for picked in combinations(types):
             label = " ".join(f"{all_options()[name][1].details.cache_part} {value}" for name, value in picked.items())
-            name = label if is_baseline else f"{short(model.model)} {label}"
-            candidates.append(replace(_with_types(model, picked), name=name if types else None))
-            with closing(candidates[-1].prepare()) as lazy:
-                lazy.settings()
+            name = label if is_baseline else f"{short(model.name)} {label}"
+            candidates.append(model.changed(variant=name if types else None, **picked))
+            candidates[-1].settings()
         return candidates[1:] if is_baseline else candidates
-
-
-def _with_types(model: ModelSettings, picked: Mapping[str, Any]) -> ModelSettings:
-    return replace(model, options={name: picked.get(name, value) for name, value in model.options.items()})
