@@ -97,10 +97,10 @@ def attribute(
     if engine and not served:
         raise OptionError(f"--engine {engine} serves none of the candidates: rtn is emulated", fix="leave --engine out")
     wanted = CompareRequest(engine, options, engine_with(SWAPS), None, tokenizer_name(tokenizer))
-    settings, _ = assign_engines(str(baseline), served, wanted)
-    if settings is None or not can(settings.plugin, SWAPS):  # a run, or a format that another engine opens
+    model, _ = assign_engines(str(baseline), served, wanted)
+    if model is None or not can(model.plugin, SWAPS):  # a run, or a format that another engine opens
         raise InputError(f"{baseline} has no weights to swap", fix="give a checkpoint as the baseline")
-    with closing(settings) as model:
+    with closing(model):
         if model.spread is not None:
             raise OptionError("attribute measures units in one process", fix="leave --replicas out")
         full_question = model.ask(question, progress)
@@ -124,7 +124,7 @@ def attribute(
                     str(baseline),
                     name,
                     engine=engine,
-                    baseline_engine=settings.plugin.name,
+                    baseline_engine=model.plugin.name,
                     tokenizer=tokenizer,
                     progress=progress,
                     **arguments,
