@@ -249,22 +249,14 @@ def combine_divergence(parts: list[DivergencePartials]) -> DivergencePartials:
         (drop.clamp_min(FAR_BELOW).exp() * total).sum(0) for drop, total in ((drop_p, total_p), (drop_q, total_q))
     )
     sums = (largest_p, largest_q, whole_p, whole_q, moved_cross(drop_p, drop_q, total_p, cross))
-    cross_q, apart = (_stacked([getattr(d, name) for d in parts]) for name in ("cross_q", "apart"))
-    first = ([getattr(d, name) for d in parts] for name in ("first_p", "first_q"))
-    first_p, first_q = (None if choices[0] is None else joined_choices(choices) for choices in first)
+    whole = combine([d.q for d in parts])
+    if parts[0].apart is None:  # KL alone
+        return DivergencePartials(whole, *sums)
+    cross_q, apart = (torch.stack([getattr(d, name) for d in parts]) for name in ("cross_q", "apart"))
+    first_p, first_q = (joined_choices([getattr(d, name) for d in parts]) for name in ("first_p", "first_q"))
     return DivergencePartials(
-        combine([d.q for d in parts]),
-        *sums,
-        cross_q=None if cross_q is None else moved_cross(drop_q, drop_p, total_q, cross_q),
-        first_p=first_p,
-        first_q=first_q,
-        apart=None if apart is None else apart.sum(0),
+        whole, *sums, moved_cross(drop_q, drop_p, total_q, cross_q), first_p, first_q, apart.sum(0)
     )
-
-
-def _stacked(parts: list[Tensor | None]) -> Tensor | None:
-    tensors = [part for part in parts if part is not None]
-    return torch.stack(tensors) if len(tensors) == len(parts) else None
 
 
 def moved_cross(drop_p: Tensor, drop_q: Tensor, total_p: Tensor, cross: Tensor) -> Tensor:

@@ -12,7 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from scoremode.core.models.facts import inspect
+from scoremode.core.models.safetensors import StoredTensor
 from scoremode.errors import ModelError
+from scoremode.studies.attribution.weight_formats.stored import stored_weights
 from tests.makers import checkpoint_maker, make_mixture
 from tests.studies.attribution.weights.checkpoints import (
     Tensors,
@@ -80,6 +82,22 @@ def test_experts_that_are_stored_one_by_one_have_the_bits_of_their_files(tmp_pat
     weights = opened(str(folder), baseline, "mixtral")
     assert_equal(weights, baseline)
     assert {(w.bits, w.format) for w in weights.stored.values()} == {(32, "float32")}
+
+
+def test_quantized_experts_have_the_mean_bits_of_their_files_and_the_usual_format() -> None:
+    layer, shapes = "model.layers.0.mlp.experts", {"gate_up_proj": (2, 8, 32), "down_proj": (2, 32, 4)}
+    files = [
+        StoredTensor(Path("x"), f"{layer}.{expert}.{piece}.weight_{leaf}", dtype, shape)
+        for expert in range(2)
+        for piece in ("gate_proj", "up_proj", "down_proj")
+        for leaf, dtype, shape in (("packed", "I32", (4, 4)), ("scale", "BF16", (4, 1)))
+    ]
+    weights = stored_weights(
+        "m", {f"{layer}.{name}": shape for name, shape in shapes.items()}, files, usual="W4A16 g32"
+    )
+    assert {(w.bits, w.format) for w in weights.values()} == {(4 + 16 / 32, "W4A16 g32")}
+    with pytest.raises(ModelError, match="have no tensors for model.layers.1.mlp.up_proj.weight"):
+        stored_weights("m", {"model.layers.1.mlp.up_proj.weight": (4, 4)}, files)
 
 
 def test_an_emulated_quantization_and_tensors_that_are_not_used_are_noted(tmp_path: Path) -> None:

@@ -47,10 +47,11 @@ class CheckpointWeights(TensorReader):
                 if name.rpartition(".")[2] not in BESIDE_WEIGHTS
             },
         )
+        usual = next(iter(formats.values()), "quantized")
         shapes = {name: tuple(weight.shape) for name, weight in self._plain.items()}
         shapes |= {name: (module.out_features, module.in_features) for name, module in packed.items()}
         header = [tensor for file in weight_files(facts.path)[0] for tensor in read_header(file).values()]
-        self.stored = stored_weights(label, shapes, header, formats)
+        self.stored = stored_weights(label, shapes, header, formats, usual)
         self.notes = (*notes, *_notes(label, facts, model))
 
     def read(self, name: str) -> Tensor:
