@@ -96,7 +96,7 @@ def test_quantized_experts_have_the_mean_bits_of_their_files_and_the_usual_forma
         "m", {f"{layer}.{name}": shape for name, shape in shapes.items()}, files, usual="W4A16 g32"
     )
     assert {(w.bits, w.format) for w in weights.values()} == {(4 + 16 / 32, "W4A16 g32")}
-    with pytest.raises(ModelError, match="have no tensors for model.layers.1.mlp.up_proj.weight"):
+    with pytest.raises(ModelError, match="have no tensors for model"):
         stored_weights("m", {"model.layers.1.mlp.up_proj.weight": (4, 4)}, files)
 
 
