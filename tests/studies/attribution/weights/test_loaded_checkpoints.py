@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from scoremode.core.models.facts import inspect
 from scoremode.core.models.safetensors import StoredTensor
@@ -143,14 +144,14 @@ def config(weights: dict[str, Any], kind: str, **more: Any) -> dict[str, Any]:
     }
 
 
-def packed_by(kind: str, weights: dict[str, Any], state: Tensors) -> Tensors:
+def packed_by(kind: str, weights: dict[str, Any], state: Tensors, name: str = NAME) -> Tensors:
     """A module as the library packs it."""
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationScheme
 
     scheme = QuantizationScheme(targets=["Linear"], weights=weights)
     packed = BaseCompressor.get_value_from_registry(kind).compress(state, scheme)
-    return {f"{NAME}.{leaf}": tensor.detach() for leaf, tensor in packed.items()}
+    return {f"{name}.{leaf}": tensor.detach() for leaf, tensor in packed.items()}
 
 
 def checkpoint(folder: Path, module: Tensors, quantization: dict[str, Any]) -> str:
@@ -271,6 +272,36 @@ def test_what_cannot_be_de_quantized_is_refused(tmp_path: Path, change: dict[str
     with pytest.raises(ModelError, match=says) as refusal:
         opened(folder, wide(0))
     assert "\n" not in str(refusal.value)
+
+
+@needs_compressed_tensors
+def test_experts_have_products_in_the_dtype_of_their_scales(tmp_path: Path) -> None:
+    """As Transformers computes them: bfloat16. Other matrices of the same checkpoint are exact."""
+    folder = make_mixture(tmp_path, num_hidden_layers=1, hidden_size=64, intermediate_size=64)
+    files, stored, exact = load_file(folder / "model.safetensors"), Tensors(), Tensors()
+    for name, tensor in files.items():
+        if ".layers." not in name or tensor.ndim < 2 or name.endswith("gate.weight"):
+            stored[name] = tensor
+            continue
+        scales = (tensor.reshape(len(tensor), -1, GROUP).abs().amax(-1) / 7).bfloat16()
+        steps = (tensor.reshape(len(tensor), -1, GROUP) / scales.float()[..., None]).round().clamp(-8, 7)
+        exact[name] = (steps * scales.float()[..., None]).reshape(tensor.shape)
+        module = name.removesuffix(".weight")
+        stored |= packed_by("pack-quantized", INTS, {"weight": exact[name], "weight_scale": scales.float()}, module)
+        stored[f"{module}.weight_scale"] = scales
+    save_file({name: tensor.contiguous() for name, tensor in stored.items()}, folder / "model.safetensors")
+    config_file, quantization = folder / "config.json", config(INTS, "pack-quantized")
+    quantization["config_groups"]["group_0"]["targets"] = ["Linear"]
+    quantization["ignore"] = ["lm_head", "re:.*gate$"]
+    config_file.write_text(json.dumps({**json.loads(config_file.read_text()), "quantization_config": quantization}))
+    down, q = "model.layers.0.mlp.experts.down_proj", "model.layers.0.self_attn.q_proj.weight"
+    gate_up, k = down.replace("down", "gate_up"), q.replace("q_proj", "k_proj")
+    other = {name.replace("block_sparse_moe", "mlp"): files[name] for name in files if "experts" not in name}
+    weights = opened(str(folder), {**other, gate_up: torch.zeros(4, 128, 64), down: torch.zeros(4, 64, 64)}, "mixtral")
+    assert all(torch.equal(weights.tensor(name), exact[name]) for name in (q, k))
+    experts = [exact[f"model.layers.0.block_sparse_moe.experts.{i}.w2.weight"] for i in range(4)]
+    assert torch.equal(weights.tensor(down), torch.stack(experts).bfloat16().float())
+    assert (weights.stored[down].format, weights.stored[q].format) == (f"W4A16 g{GROUP}", f"W4A16 g{GROUP}")
 
 
 @needs_compressed_tensors
