@@ -64,9 +64,10 @@ class ComparisonBaseline(Protocol):
     ) -> Mapping[str, LazyModel]:
         """Refuses arguments and candidates that it cannot take: models, or ``finished`` runs.
 
-        ``of_baseline`` are arguments of the baseline alone, by name. Returns the settings of the models, with what they
-        must have from the baseline.
+        ``of_baseline`` are arguments of the baseline alone, by name. Returns the models, with what they must have from
+        the baseline.
         """
+        return models
 
     def open_for(self, candidate: LazyModel, question: Question, place: Place) -> AbstractContextManager[OpenBaseline]:
         """Opens it for one candidate; refuses a candidate that cannot be compared with it."""
@@ -304,21 +305,12 @@ def _flat(identity: Mapping[str, Any]) -> Mapping[str, object]:
 
 
 # ── models ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-class ModelBaseline:
+class ModelBaseline(ComparisonBaseline):
     """A model. It is finished first; if it has logits alone, it runs beside one candidate after the other."""
 
     def __init__(self, model: LazyModel) -> None:
         self.model = model
         self.run: Run | None = None  # once it is finished
-
-    def accept(
-        self,
-        question: Question,
-        of_baseline: Mapping[str, Any],
-        models: Mapping[str, LazyModel],
-        finished: Sequence[str],
-    ) -> Mapping[str, LazyModel]:
-        return models
 
     @contextmanager
     def open_for(self, candidate: LazyModel, question: Question, place: Place) -> Iterator[OpenBaseline]:

@@ -241,8 +241,8 @@ class Variants(Protocol):
     def asked_for(cls, request: CompareRequest) -> Self | None:
         """Reads them from the options that were given; None if there are none."""
 
-    def of_baseline(self, model: LazyModel) -> LazyModel:
-        """The first of the settings, which the baseline has."""
+    def first(self, model: LazyModel) -> LazyModel:
+        """The model with the first of the settings, which the baseline has."""
 
     def of_candidate(self, model: LazyModel, *, is_baseline: bool) -> list[LazyModel]:
         """One candidate for each of the settings that the model's engine knows; each has a name.
@@ -279,7 +279,7 @@ def _settings(
         each = variants.of_candidate(models[name], is_baseline=is_alone) if name in models else []
         found += [(one.called, one) for one in each] if name in models else [(name, None)]
     require_candidates([name for name, _ in found], place)
-    return first and variants.of_baseline(first), found
+    return first and variants.first(first), found
 
 
 def _compare_each(
