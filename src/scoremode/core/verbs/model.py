@@ -122,12 +122,7 @@ class LazyModel:
             return cls.wrapped(model, tokenizer, options or {}, engine=engine)
         name = os.fspath(checked("model", model, Spec))
         tokenizer = tokenizer_name(checked("tokenizer", tokenizer, Spec | None))
-        for given_name in (name, tokenizer):
-            if given_name is not None and may_be_stored(given_name):
-                raise ModelError(
-                    f"{shown(given_name)} is no finished run or reference, and models are not read from URIs",
-                    fix="give a folder of this machine, or a name on the hub",
-                )
+        _refuse_uris(name, tokenizer)
         arguments = {key: value for key, value in (options or {}).items() if value is not None and value is not False}
         if isinstance(engine, Engine):
             for option in arguments:
@@ -182,7 +177,10 @@ class LazyModel:
     # ── what is known before the engine is open ──────────────────────────────────────────────────────────────────────
     @cached_property
     def _choice(self) -> ChosenEngine:
-        return self._read or registry.choose(self.name, self.plugin, self.arguments, self.tokenizer)
+        if self._read is not None:
+            return self._read
+        _refuse_uris(self.name, self.tokenizer)
+        return registry.choose(self.name, self.plugin, self.arguments, self.tokenizer)
 
     @cached_property
     def replicas(self) -> Replicas | None:
@@ -373,6 +371,15 @@ def _empty_device() -> None:
     if torch is not None and torch.cuda.is_initialized():
         gc.collect()
         torch.cuda.empty_cache()
+
+
+def _refuse_uris(*names: str | None) -> None:
+    for name in names:
+        if name is not None and may_be_stored(name):
+            raise ModelError(
+                f"{shown(name)} is no finished run or reference, and models are not read from URIs",
+                fix="give a folder of this machine, or a name on the hub",
+            )
 
 
 def in_memory(run: Run) -> Run:
