@@ -72,7 +72,7 @@ def test_a_cause_outside_of_us_is_named(
     def fails(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr("scoremode.core.verbs.session.ppl_many", fails)
+    monkeypatch.setattr("scoremode.core.verbs.ppl.ppl_many", fails)
     assert words in refused("ppl", "table:uniform", "--text", "one two")
 
 
@@ -82,7 +82,7 @@ def test_a_bug_of_ours_is_one_line_with_an_exit_code_of_its_own(
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("first line\nsecond line")
 
-    monkeypatch.setattr("scoremode.core.verbs.session.ppl_many", broken)
+    monkeypatch.setattr("scoremode.core.verbs.ppl.ppl_many", broken)
     outcome = command("ppl", "table:uniform", "--text", "one two")
     assert (outcome.code, outcome.err.count("\n"), "SCOREMODE_DEBUG=1" in outcome.err) == (70, 1, True)
 
@@ -165,8 +165,8 @@ def test_a_terminal_sees_progress() -> None:
 
 # ── verbs ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_there_are_few_verbs_and_each_is_a_function_of_the_same_name() -> None:
-    assert len(edge.VERBS) <= 16
-    assert [verb for verb in edge.VERBS if not callable(getattr(scoremode, verb.replace("-", "_"), None))] == []
+    assert len(edge.COMMANDS) <= 16
+    assert [verb for verb in edge.COMMANDS if not callable(getattr(scoremode, verb.replace("-", "_"), None))] == []
 
 
 @pytest.mark.parametrize(

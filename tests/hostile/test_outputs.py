@@ -25,6 +25,7 @@ from scoremode.core.disk import folders
 from scoremode.core.verbs.outputs import Output
 from scoremode.errors import CandidatesError, RunError
 from scoremode.reports.card import MARKERS
+from scoremode.studies.rollouts.texts import PARTIAL_TEXTS
 from tests.hostile.cases import Case
 from tests.hostile.harness import Outcome, run, snapshot
 from tests.makers import make_tiny_model
@@ -61,7 +62,7 @@ OTHER_WRITERS = {
 }
 BESIDE = {"compare --records", "card --out", "card --out, eval-results"}  # names of ours: another result is kept
 OTHERS = {"runs": "others", "records": "notes", "rollouts": "other rollouts", "log": "other log"}  # other questions
-JOURNALS = (folders.JOURNAL, folders.PARTIAL_TEXTS, folders.ROWS)  # gone when a command has ended
+JOURNALS = (folders.JOURNAL, PARTIAL_TEXTS, folders.ROWS)  # gone when a command has ended
 
 
 def flags_that_write() -> Iterator[str]:

@@ -20,7 +20,7 @@ from scoremode.core.statistics.depth import depths_of
 from scoremode.core.store.run import Run
 from scoremode.errors import InputError
 from scoremode.reports.html import drawing
-from scoremode.reports.html.page import notebook_html, render, report
+from scoremode.reports.html.page import RESULTS, render, report
 from scoremode.reports.html.scored_text import page_data, reading_order
 from scoremode.reports.html.templating import asset, escaped, visible
 from scoremode.reports.served import run_name
@@ -200,14 +200,14 @@ def test_no_two_templates_have_one_name() -> None:
 def test_notebook_tables_are_escaped() -> None:
     comparisons, runs = hostile()
     for value in (runs[0], comparisons[0], Comparisons(comparisons)):
-        table = notebook_html(value)
+        table = RESULTS.table(value)
         assert table is not None
         parsed = Page(table)
         assert parsed.wrong == []
         allowed = "table caption thead tbody tr th td span div small"
         assert {tag for tag, _ in parsed.tags} <= set(allowed.split())
         table.encode()
-    assert "± 0.31" in Page(notebook_html(runs[0]) or "").text
+    assert "± 0.31" in Page(RESULTS.table(runs[0]) or "").text
 
 
 def test_a_hundred_thousand_tokens_fit_into_eight_megabytes() -> None:

@@ -15,7 +15,6 @@ KINDS = ("runs", "references", "prob", "attributions", "models", "logs", "tasks"
 
 
 class InfoVerb(Verb):
-    summary = "versions, devices, engines and methods of this installation"
     examples = (
         "scoremode info methods gptq",
         "scoremode info --test --engine transformers",
@@ -52,7 +51,6 @@ class InfoVerb(Verb):
 
 
 class CacheVerb(Verb):
-    summary = "what is kept in the cache folder; scoremode cache prune removes from it"
     examples = (
         "scoremode cache",
         "scoremode cache prune --older-than 30d --dry-run",

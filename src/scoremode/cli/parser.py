@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from scoremode.cli.help import Formatter, verb_help
-from scoremode.cli.other_tools import FLAGS, NAMED
 from scoremode.console.streams import for_terminal
 from scoremode.console.verb import Verb
 from scoremode.core.arguments import STORES
@@ -175,6 +174,8 @@ def _nearest(flag: str, chosen: Parser) -> list[str]:
 
 def in_our_words(typed: Iterable[str], chosen: Parser, verbs: Mapping[str, Parser]) -> str | None:
     """What to type instead of the arguments of a verb; None if they have no words of other tools."""
+    from scoremode.cli.other_tools import FLAGS, NAMED
+
     flags, everything = chosen.flags(), {*verbs}.union(*(verb.flags() for verb in verbs.values()))
     flags |= {"MODEL" for action in chosen._actions if action.dest in ("model", "baseline")}
     meant, command, is_clear = list[str](), [chosen.prog], True

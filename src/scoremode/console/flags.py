@@ -8,10 +8,11 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from scoremode.core import extensions, strict_json
+from scoremode.core import strict_json
 from scoremode.core.arguments import secret_on_command_line
 from scoremode.core.engine.options import HUB_TOKEN
-from scoremode.core.verbs.shared_flags import ENGINE, METHOD, PER_REPLICA, REPLICAS, TEXT, name_of
+from scoremode.core.extensions import ReplicasOffer, offered, public_names
+from scoremode.core.verbs.shared_flags import ENGINE, METHOD, TEXT, name_of
 from scoremode.core.verbs.shared_flags import MODEL as MODEL  # noqa: PLC0414
 from scoremode.core.verbs.shared_flags import Flags as Flags  # noqa: PLC0414
 from scoremode.errors import OptionError, shortened
@@ -108,7 +109,7 @@ COLUMNS: Flags = {"--columns NAME,…": "more statistics in the table, as in ove
 FEW_DOCUMENTS: Flags = {
     "--few-documents": "claim things of fewer than ten effective documents too, and say how often that is false"
 }
-HAS_PAGES = "report" in extensions.public_names()
+HAS_PAGES = "report" in public_names()
 REPORT: Flags = {"--report FILE": "write the HTML report there"} if HAS_PAGES else {}
 AGAIN = {"--corpus TEXT …": "; may be given again", "--method METHOD …": "; may be given again"}
 QUESTION = tuple(map(name_of, (*TEXT, *METHOD)))
@@ -154,7 +155,6 @@ def add_question(parser: argparse.ArgumentParser, *, several: bool = False, seve
 def add_engine(parser: argparse.ArgumentParser, *, replicas: bool = True) -> None:
     """Add ``--engine``, the options that all engines declare, and the flags for replicas."""
     from scoremode.core.engine.registry import all_options
-    from scoremode.core.verbs.replicas import spread_names
 
     shared = parser.add_argument_group("engine")
     add(shared, ENGINE)
@@ -166,10 +166,10 @@ def add_engine(parser: argparse.ArgumentParser, *, replicas: bool = True) -> Non
         if engines[0] not in groups:
             groups[engines[0]] = parser.add_argument_group(f"engine {engines[0]}")
         _add_option(groups[engines[0]], option)
-    if replicas and spread_names():
-        group = parser.add_argument_group("replicas", "several engines share the work, with the extra ray")
-        add(group, REPLICAS)
-        add(group, PER_REPLICA, type=amount)
+    for runner in offered(ReplicasOffer) if replicas else ():
+        group = parser.add_argument_group("replicas", runner.about)
+        add(group, runner.flags)
+        add(group, runner.shares, type=amount)
 
 
 def _add_option(group: argparse._ArgumentGroup, option: KnownOption) -> None:

@@ -8,9 +8,8 @@ from typing import ClassVar
 
 
 class Verb:
-    """A command of the command line: its help text, its flags, and the work it does."""
+    """A command of the command line: its help, its flags, and its work; its ``Command`` has its line of help."""
 
-    summary: str  # docstrings are gone under python -OO
     epilog: str | None = None
     examples: tuple[str, ...] = ()  # two, or one where there is nothing else to show
     everyday: tuple[str, ...] | None = None  # flags that --help shows; None: all of them. --help-all shows all

@@ -14,10 +14,9 @@ from safetensors.torch import load_file, save_file
 
 import scoremode as sm
 from scoremode.cli.cache import cache
-from scoremode.core.disk.folders import ATTRIBUTION, PARTIAL_ATTRIBUTION
 from scoremode.errors import InputError, ModelError, RunError
 from scoremode.studies.attribution.result import ordered
-from scoremode.studies.attribution.swap_loop import Job, SwapMeasurement
+from scoremode.studies.attribution.swap_loop import ATTRIBUTION, PARTIAL_ATTRIBUTION, Job, SwapMeasurement
 from scoremode.studies.attribution.units import units_of
 from scoremode.studies.attribution.weight_formats.round_to_nearest import round_groups
 from tests import rounding

@@ -14,7 +14,7 @@ import pytest
 
 import scoremode as sm
 from scoremode.core.engine.base import SCORES, Wanted
-from scoremode.core.extensions import offered
+from scoremode.core.extensions import FormatOffer, offered
 from scoremode.core.scores.answers import Answers, measured
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.verbs.reference import FileArguments
@@ -298,4 +298,4 @@ def test_a_killed_writer_goes_on_to_the_same_bytes(tmp_path: Path, tiny: Path) -
 
 
 def test_type_checkers_know_the_files_that_wings_write() -> None:
-    assert set(FileArguments.__annotations__) == {output.name for output in offered("reference-output")}
+    assert set(FileArguments.__annotations__) == {kind.name for kind in offered(FormatOffer) if kind.reference}

@@ -280,9 +280,9 @@ def require(plugin: EnginePlugin, capability: str, what: str) -> None:
     """Refuse a question that an engine cannot answer, before it is opened: it lacks a capability or an ability."""
     if can(plugin, capability):
         return
-    files = extensions.offered("reference-output") if capability == "hidden_states" else []
-    for file in files if plugin.able().distributions else ():
-        raise EngineError(f"the {plugin.name} engine cannot {what}", fix=file.instead_of_states)
+    fixes = [kind.instead_of_states for kind in extensions.offered(extensions.FormatOffer) if kind.instead_of_states]
+    if capability == "hidden_states" and plugin.able().distributions and fixes:
+        raise EngineError(f"the {plugin.name} engine cannot {what}", fix=fixes[0])
     raise EngineError(
         f"the {plugin.name} engine cannot {what}", fix=f"use --engine {_named(lambda other: can(other, capability))}"
     )

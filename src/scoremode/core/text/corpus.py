@@ -27,10 +27,11 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypedDict, Unpack, cast, runtime_checkable
 
 from scoremode import errors
-from scoremode.core import entry_points, extensions
+from scoremode.core import entry_points
 from scoremode.core.disk.stores import store_of
 from scoremode.core.disk.uri import RemotePath, is_uri, located, refuse_broken_uri
 from scoremode.core.entry_points import Plugins
+from scoremode.core.extensions import TextOffer, offered
 from scoremode.core.reading import read_text, text_waits
 from scoremode.core.text.files import (
     Row,
@@ -87,25 +88,14 @@ class CorpusSource(Protocol):
         """Returns its texts as a corpus: all of them, or the first ``count``."""
 
 
-@dataclass(frozen=True, slots=True)
-class CorpusKind:
-    """Texts whose names have a prefix, as in ``rollouts:DIR``. Wings offer these values as "corpus"."""
-
-    prefix: str
-    type: type[CorpusSource]  # objects of this type can be given as well
-    check: Callable[[str], object]  # refuses a name that cannot work; nothing is read
-    open: Callable[[str], CorpusSource]  # reads what a name without the prefix stands for
-    whole_divergence: bool = False  # do comparisons need more than KL?
-    as_baseline: str = ""  # what to type for a comparison of a model with the texts themselves
-
-
-def kind_of(corpus: Any) -> CorpusKind | None:
+def kind_of(corpus: Any) -> TextOffer | None:
     """The kind of an object, or of names one of which has its prefix; None for other texts."""
     names = corpus if isinstance(corpus, list | tuple) else [corpus]
-    for kind in extensions.offered("corpus"):
-        has_prefix = any(isinstance(name, str | os.PathLike) and str(name).startswith(kind.prefix) for name in names)
-        if has_prefix or isinstance(corpus, kind.type):
-            return cast(CorpusKind, kind)
+    prefix = getattr(corpus, "prefix", None)  # of the texts of a wing
+    for kind in offered(TextOffer):
+        is_named = any(isinstance(name, str | os.PathLike) and str(name).startswith(kind.prefix) for name in names)
+        if is_named or prefix == kind.prefix:
+            return kind
     return None
 
 
@@ -177,13 +167,13 @@ def check_names(spec: Spec | Sequence[Spec] | None = None, **options: Unpack[Tex
         require_datasets()
     if (kind := kind_of(specs)) is not None:
         _check_alone(specs, field, kind)
-        kind.check(specs[0].removeprefix(kind.prefix))
+        kind.load().check(specs[0].removeprefix(kind.prefix))
         return
     for name in specs:
         _check_local(name)
 
 
-def _check_alone(specs: list[str], field: str | None, kind: CorpusKind) -> None:
+def _check_alone(specs: list[str], field: str | None, kind: TextOffer) -> None:
     """Refuses texts of a kind together with other texts, and a field of them."""
     kind_name = kind.prefix.removesuffix(":")
     if len(specs) > 1:
@@ -220,7 +210,7 @@ def load(spec: Spec | Sequence[Spec] | Corpus | CorpusSource | None = None, **op
     check_names(spec, **options)
     specs, files = specs_of(spec), list[str]()
     if kind is not None:
-        return kind.open(specs[0].removeprefix(kind.prefix)).as_corpus(num_samples)
+        return kind.load().open(specs[0].removeprefix(kind.prefix)).as_corpus(num_samples)
     sources: list[Source]
     if dataset:
         sources = [hub_dataset(dataset, options.get("dataset_config"), options.get("split"), field)]

@@ -21,6 +21,7 @@ from scoremode.core.engine.base import Engine, EngineFacts
 from scoremode.core.engine.options import Options
 from scoremode.core.engine.plugin import Capabilities, EnginePlugin, Work
 from scoremode.core.engine.registry import ChosenEngine
+from scoremode.core.extensions import Replicas
 from scoremode.core.models.subject import Subject
 from scoremode.core.plan.path import DECODE, PREFILL, DecodePath
 from scoremode.core.store import runs
@@ -29,7 +30,7 @@ from scoremode.core.text.corpus import Spec
 from scoremode.core.typed import checked
 from scoremode.core.verbs.progress import Progress, announce, tell_display
 from scoremode.core.verbs.question import LastTokens, Question, identify, prepare_question
-from scoremode.core.verbs.replicas import Replicas, Spread, read_spread, replicas_class
+from scoremode.core.verbs.replicas import Spread, read_spread, replicas_class
 from scoremode.errors import ModelError, OptionError, print_line
 
 GivenModel = str | Any

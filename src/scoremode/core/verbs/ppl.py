@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from scoremode.core.disk.uri import RemotePath
+from scoremode.core.disk.uri import RemotePath, located
 from scoremode.core.engine.base import Engine
 from scoremode.core.store.run import Run
-from scoremode.core.verbs.arguments import AllArguments, spelled_out, split_arguments
+from scoremode.core.verbs.arguments import AllArguments, check_question, spelled_out, split_arguments
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, outliving
 from scoremode.core.verbs.progress import Progress, shows_progress
 from scoremode.core.verbs.scoring import score_run
+from scoremode.errors import InputError
 
 
 @spelled_out(AllArguments)
@@ -66,3 +67,35 @@ def ppl_of(
             settings = {"method_settings": dict(asked.plan.settings)}
             return replace(found, manifest={**found.manifest, **names, **settings})
         return outliving(model, score_run(asked, model.engine_for(asked, progress), claim, progress), out)
+
+
+def ppl_many(
+    model: str,
+    questions: Sequence[Mapping[str, Any]],
+    *,
+    engine: str | None = None,
+    tokenizer: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    fresh: bool = False,
+    progress: Progress | None = None,
+) -> list[Run]:
+    """The runs of questions to one model, which is opened once. If there are several, each has a folder in ``out``."""
+    several = len(questions) > 1
+    asked = [check_question(question, needs_text=True) for question in questions]
+    names = [_folder_name(question) for question in asked]
+    if several and out is not None and len(set(names)) < len(names):
+        raise InputError("two of the questions would be kept in one folder", fix="leave --out out, or ask one by one")
+    with closing(LazyModel.named(model, engine, options, tokenizer, many_questions=several)) as lazy:
+        found = []
+        for question, name in zip(asked, names, strict=True):
+            folder = located(out) / name if several and out is not None else out
+            found.append(ppl_of(lazy, question, out=folder, fresh=fresh, progress=progress))
+        return found
+
+
+def _folder_name(question: Mapping[str, Any]) -> str:
+    """The folder name of one of several questions, such as ``wikitext2-gptq``."""
+    corpus = str(question.get("corpus") or question.get("dataset") or "text")
+    readable = "".join(c if c.isalnum() or c in "._-" else "_" for c in Path(corpus).name or corpus)
+    return f"{readable}-{question.get('method', 'sliding-once')}"

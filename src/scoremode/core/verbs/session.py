@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
-from scoremode.core import extensions
 from scoremode.core.disk.uri import located
 from scoremode.core.engine.base import Engine
 from scoremode.core.engine.plugin import Work
@@ -41,14 +38,6 @@ from scoremode.values import Floats, Ids
 
 class CompareQuestion(QuestionArguments, OutputArguments, total=False):
     """Arguments of a question, and files that wings write."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelMethod:
-    """A method of ``Model``; wings offer such values as "model-method"."""
-
-    name: str
-    function: Callable[..., Any]  # of the LazyModel, the name of its tokenizer, and the arguments by name
 
 
 class Model:
@@ -206,22 +195,6 @@ class Model:
         leave(outputs, [found], folders)
         return found
 
-    if TYPE_CHECKING:
-        noise: Callable[..., Any]  # of studies/paths
-    else:  # a type checker would take any name
-
-        def __getattr__(self, name: str) -> Callable[..., Any]:
-            """A method that a wing adds: see ``ModelMethod``."""
-            methods: list[ModelMethod] = [] if name.startswith("_") else extensions.offered("model-method")
-            for method in methods:
-                if method.name == name:
-                    return partial(self._ask_method, method)
-            raise AttributeError(f"a model has no method {name!r}")
-
-    def _ask_method(self, its: ModelMethod, /, **arguments: Any) -> Any:
-        with self._asking():
-            return its.function(self._model, self._tokenizer, **arguments)
-
     # ── the engine ───────────────────────────────────────────────────────────────────────────────────────────────────
     @contextmanager
     def _asking(self) -> Iterator[None]:
@@ -293,35 +266,3 @@ def wrap(
     """
     given = {"batch_tokens": batch_tokens, "head": head, "head_kernel": head_kernel, "divergence": divergence}
     return Model(wrapped(hf_model, tokenizer, given, name=name))
-
-
-def ppl_many(
-    model: str,
-    questions: Sequence[Mapping[str, Any]],
-    *,
-    engine: str | None = None,
-    tokenizer: str | None = None,
-    options: Mapping[str, Any] | None = None,
-    out: str | Path | None = None,
-    fresh: bool = False,
-    progress: Progress | None = None,
-) -> list[Run]:
-    """The runs of questions to one model, which is opened once. If there are several, each has a folder in ``out``."""
-    several = len(questions) > 1
-    asked = [check_question(question, needs_text=True) for question in questions]
-    names = [_folder_name(question) for question in asked]
-    if several and out is not None and len(set(names)) < len(names):
-        raise InputError("two of the questions would be kept in one folder", fix="leave --out out, or ask one by one")
-    with closing(LazyModel.named(model, engine, options, tokenizer, many_questions=several)) as lazy:
-        found = []
-        for question, name in zip(asked, names, strict=True):
-            folder = located(out) / name if several and out is not None else out
-            found.append(ppl_of(lazy, question, out=folder, fresh=fresh, progress=progress))
-        return found
-
-
-def _folder_name(question: Mapping[str, Any]) -> str:
-    """The folder name of one of several questions, such as ``wikitext2-gptq``."""
-    corpus = str(question.get("corpus") or question.get("dataset") or "text")
-    readable = "".join(c if c.isalnum() or c in "._-" else "_" for c in Path(corpus).name or corpus)
-    return f"{readable}-{question.get('method', 'sliding-once')}"

@@ -7,20 +7,15 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
 from itertools import pairwise
 
 from scoremode.core.engine.registry import all_options
+from scoremode.core.extensions import Flags as Flags  # noqa: PLC0414
+from scoremode.core.extensions import ReplicasOffer, TextOffer, offered
 from scoremode.core.verbs import engine_options
 from scoremode.errors import in_python
-
-Flags = Mapping[str, str]
-"""Flags as the help shows them, and what they do.
-
-``--out DIR`` has a value, ``--fresh`` is a switch, ``--target TEXT …`` may be given again, N is a whole number, and
-``N,…`` are one or several.
-"""
 
 MODEL: Flags = {
     "model MODEL": "a checkpoint or EXL3 folder, a GGUF file, a name on the Hugging Face hub, smollm2-135m, or a "
@@ -28,7 +23,7 @@ MODEL: Flags = {
 }
 TEXT: Flags = {
     "--corpus TEXT …": "wikitext2, wikitext2:FILE, python-docs, a file (.txt .md .jsonl .parquet), folder, pattern, "
-    "rollouts:DIR, answers:FILE, - for stdin",
+    f"{''.join(f'{text.prefix}{text.value}, ' for text in offered(TextOffer))}- for stdin",
     "--text TEXT": "a text given here (without any: python-docs-short)",
     "--dataset NAME": "a dataset on the Hugging Face hub",
     "--dataset-config CONFIG": "of the dataset",
@@ -52,20 +47,14 @@ ENGINE: Flags = {
     "--engine ENGINE": "see scoremode info engines (default: by the model)",
     "--tokenizer FOLDER": "another tokenizer than the model's own",
 }
-REPLICAS: Flags = {
-    "--replicas N": "engines at a time (default: one, in this process)",
-    "--ray ADDRESS": "auto, or HOST:PORT of a Ray cluster (default: Ray is started here)",
-}
-PER_REPLICA: Flags = {
-    "--gpus-per-replica N": "GPUs of each, also a share (default: what it needs)",
-    "--cpus-per-replica N": "CPU cores of each (default: 1 for each process of the engine)",
-}
 RUN: Flags = {
     "--out DIR": "keep the result there; an interrupted one resumes",
     "--fresh": "score again even if a run is there, and replace it",
 }
 _OTHERS = {"progress": "a function of the tokens done and the tokens in all"}  # in Python alone
-_FLAGS = {**MODEL, **ENGINE, **RUN, **TEXT, **METHOD, **REPLICAS, **PER_REPLICA}
+_FLAGS = {**MODEL, **ENGINE, **RUN, **TEXT, **METHOD}
+for _spread in offered(ReplicasOffer):
+    _FLAGS |= {**_spread.flags, **_spread.shares}
 
 
 def name_of(flag: str) -> str:

@@ -19,7 +19,6 @@ logger = logging.getLogger(__name__)
 
 
 class ServeVerb(Verb):
-    summary = "load a model once, and answer many clients over HTTP"
     examples = ("scoremode serve org/model-W4A16 --port 8000", "scoremode serve org/model --api-key-env SERVER_KEY")
     epilog = (
         "Every other flag after MODEL is passed on to the server: --port 8000, --max-model-len 8192, "

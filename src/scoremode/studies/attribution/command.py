@@ -21,7 +21,6 @@ BUDGET: flags.Flags = {
 
 
 class AttributeVerb(Verb):
-    summary = "which layers and matrices of a candidate do the damage"
     examples = (
         "scoremode attribute org/model model-W4A16 --corpus wikitext2 --report x.html",
         "scoremode attribute org/model rtn:3:32 rtn:5:32 --bits-budget 6 --corpus notes",

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from scoremode.core.disk.folders import ATTRIBUTION, PARTIAL_ATTRIBUTION
 from scoremode.core.disk.records import identity_in
 from scoremode.core.plan.plan import Plan
 from scoremode.core.scores.answers import Answers, check_answers, measured
@@ -38,6 +37,7 @@ from scoremode.values import Floats, change
 if TYPE_CHECKING:
     from scoremode.studies.attribution.engines.transformers_swaps import SwappableModel
 
+ATTRIBUTION, PARTIAL_ATTRIBUTION = "attribution.json", "attribution.journal"  # files of the folder
 AGAIN = "measure again with --fresh"
 UNTIED = "the head of {} is its embedding; a candidate has a head of its own, so both are measured apart"
 

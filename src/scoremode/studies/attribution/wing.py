@@ -1,6 +1,6 @@
 """What attributions hand over to the house."""
 
-from scoremode.core.extensions import Wing
+from scoremode.core.extensions import CacheFiles, Command, PageOffer, Wing
 
 HERE = "studies.attribution"
 
@@ -13,11 +13,18 @@ WING = Wing(
         "routing": f"{HERE}.routing",
         "Routing": f"{HERE}.routing",
     },
-    verbs={"compare models": {"attribute": f"{HERE}.command:AttributeVerb"}},
+    verbs={
+        "compare models": {
+            "attribute": Command(
+                "which layers and matrices of a candidate do the damage", f"{HERE}.command:AttributeVerb"
+            )
+        }
+    },
     abilities={
         ("layer_states", "llamacpp"): f"{HERE}.engines.llamacpp_layers:open_layers",
         ("layer_states", "transformers"): f"{HERE}.engines.transformers_layers:open_layers",
         ("layer_states", "vllm"): f"{HERE}.engines.vllm_layers:open_layers",
     },
-    offers={"page": (f"{HERE}.page:PAGE",)},
+    offers=(PageOffer(shows=(f"{HERE}.result:Attribution",), code=f"{HERE}.page:PAGE", needs="reports/html"),),
+    cache={"attributions": CacheFiles(mark="attribution.json", journal="attribution.journal")},
 )

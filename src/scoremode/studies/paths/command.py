@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 class PathsVerb(Verb):
-    summary = "a model against itself: fed in other ways, or computed in other settings"
     examples = (
         "scoremode paths model.gguf --vary decode,chunked --corpus wikitext2",
         "scoremode paths org/model --vary dtype=float32,bfloat16 --corpus wikitext2",

@@ -16,20 +16,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
 
 from scoremode.core.disk.files import file_sha256, written_atomically
-from scoremode.core.disk.folders import PARTIAL_TEXTS, ROLLOUTS, TEXTS, Mark
+from scoremode.core.disk.folders import Mark
 from scoremode.core.disk.manifests import Sha256, Text, read_sealed
 from scoremode.core.disk.records import RecordFile
 from scoremode.core.disk.uri import is_uri
 from scoremode.core.reading import open_regular
 from scoremode.core.scores.schema import ROUNDING
 from scoremode.core.store.resumable import Resumable
-from scoremode.core.text.corpus import Corpus, CorpusKind
+from scoremode.core.text.corpus import Corpus
 from scoremode.core.text.documents import RereadDocuments
 from scoremode.core.text.slices import ANSWER, PROMPT, SliceRule, Slicing
 from scoremode.core.text.tokenizer import TextTokenizer
@@ -41,6 +41,7 @@ from scoremode.values import Floats, Ids, Ints, frozen
 if TYPE_CHECKING:
     import pyarrow as pa
 
+ROLLOUTS, TEXTS, PARTIAL_TEXTS = "rollouts.json", "texts.parquet", "partial.rollouts"  # files of the folder
 FORMAT = 1
 PREFIX = "rollouts:"  # before the folder, where a corpus is named
 FINISHES = ("stop", "length", "context")
@@ -71,6 +72,7 @@ class Rollouts:
     answer: list[str | None]  # a text that is known to be right
     manifest: dict[str, Any]
     path: str | None = None
+    prefix: ClassVar[str] = PREFIX
 
     @staticmethod
     @typed
@@ -187,7 +189,14 @@ def require_folder(folder: str | os.PathLike[str]) -> Path:
     raise RunError(f"{name or 'an empty name'} has no finished rollouts", fix=fix)
 
 
-CORPUS = CorpusKind(PREFIX, Rollouts, require_folder, Rollouts.open, True, "use sm.mismatch(DIR, MODEL)")
+class RolloutsReader:
+    """Reads ``--corpus rollouts:DIR``."""
+
+    check = staticmethod(require_folder)
+    open = staticmethod(Rollouts.open)
+
+
+READER = RolloutsReader()
 
 
 # ── texts.parquet ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -11,7 +11,6 @@ from scoremode.console.verb import Verb
 
 
 class TasksVerb(Verb):
-    summary = "candidates against a baseline on tasks, from what lm-eval logged"
     examples = (
         "scoremode tasks logs/model logs/model-W4A16",
         "scoremode tasks logs/model logs/Q4_K_M --tasks mmlu --report tasks.html",

@@ -33,7 +33,6 @@ examples:
 
 
 class LmEvalVerb(Verb):
-    summary = "lm-evaluation-harness's own command line, with its tasks scored by any engine here"
     examples = (
         "scoremode lm-eval --tasks arc_easy --model_args model=org/model",
         "scoremode lm-eval ls tasks",

@@ -15,9 +15,9 @@ import scoremode as sm
 from scoremode.core.engine.registry import known_engines
 from scoremode.core.scores.answers import measured
 from scoremode.core.store import runs
+from scoremode.core.verbs.cache_types import CacheTypes
 from scoremode.core.verbs.compared_models import CompareRequest, assign_engines
 from scoremode.errors import InputError, OptionError
-from scoremode.studies.paths.variation import CacheTypes
 from tests.command_line import Command, Refused
 from tests.gguf_files import gguf_of, require_llamacpp
 from tests.makers import make_tiny_model
