@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from scoremode import errors
 from scoremode.console import streams
@@ -22,6 +23,8 @@ pytest_plugins = ["tests.skips"]
 DATA = Path(__file__).resolve().parent / "data"
 os.environ.pop("COLUMNS", None)  # xdist sets it for its workers, and it decides how wide output is
 os.environ["SCOREMODE_PROGRESS_SECONDS"] = "3600"  # a slow machine must not change what a test sees
+settings.register_profile("any machine", deadline=None)  # nothing is judged by its time
+settings.load_profile("any machine")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB, all of which an engine fills with zeros when it starts
 # what takes longest, in this order: it is started first, so that no process is busy alone at the end
 LONGEST = (

@@ -237,7 +237,7 @@ def test_ties_hold_for_shapes_that_the_kernel_cuts_along_the_depth() -> None:
 
 
 @pytest.mark.usefixtures("sizes")
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_any_cut_into_shards_gives_the_definition(data: st.DataObject) -> None:
     """Logits are small whole numbers, so that there are many ties and every bit is known; targets are at edges too."""

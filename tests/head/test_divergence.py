@@ -179,7 +179,7 @@ def test_any_shards_give_the_definition(way: Diverge, cuts: list[int]) -> None:
     assert torch.equal(ours.q.rank, truth.q.rank)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_slices_of_logits_add_up(data: st.DataObject) -> None:
     """Whole-number logits with forbidden ids, divided anywhere: both finite and infinite divergences."""

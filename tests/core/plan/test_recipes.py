@@ -109,7 +109,7 @@ def any_plan(name: str, lengths: list[int], context: int, stride: int | None) ->
 
 @pytest.mark.parametrize("name", METHODS)
 @given(lengths=lengths_of_documents, context=contexts, step=st.floats(0, 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_target_has_context_and_nothing_is_out_of_range(
     name: str, lengths: list[int], context: int, step: float
 ) -> None:
@@ -134,7 +134,7 @@ def test_every_target_has_context_and_nothing_is_out_of_range(
 
 @pytest.mark.parametrize("name", ["sliding-once", "lm-eval-rolling"])
 @given(lengths=lengths_of_documents, context=contexts, step=st.floats(0, 1))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_each_token_is_scored_exactly_once(name: str, lengths: list[int], context: int, step: float) -> None:
     stride = max(1, round(step * context)) if METHODS[name].stride else None
     plan = any_plan(name, lengths, context, stride)
@@ -152,7 +152,7 @@ def test_each_token_is_scored_exactly_once(name: str, lengths: list[int], contex
     contexts=st.tuples(st.integers(2, 8), st.integers(2, 8)),
     strides=st.tuples(st.integers(1, 2), st.integers(1, 2)),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_digests_are_equal_if_and_only_if_the_plans_are(
     lengths: tuple[int, int], contexts: tuple[int, int], strides: tuple[int, int]
 ) -> None:
