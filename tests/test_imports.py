@@ -130,6 +130,27 @@ def test_a_name_that_scoremode_does_not_have_is_an_attribute_error() -> None:
         getattr(scoremode, name)
 
 
+COUNT_FILES = """
+import sys
+from scoremode.cli import commands
+code = commands.run(sys.argv[1:])
+names = (name for name in list(sys.modules) if name.split(".")[0] == "scoremode")
+print(code, *(sys.modules[name].__file__ for name in names), sep="\\n", file=sys.stderr)
+"""
+
+
+def test_one_line_of_text_runs_the_code_of_few_files(stories: Path, tmp_path: Path) -> None:
+    """Of files that hold more than a docstring. Of a wing, what runs is its list alone."""
+    words = ["ppl", str(stories), "--text", "one line of text", "--out", str(tmp_path / "run"), "--quiet"]
+    ended = subprocess.run([sys.executable, "-c", COUNT_FILES, *words], capture_output=True, text=True, check=True)
+    code, *paths = ended.stderr.splitlines()
+    with_code = [Path(path) for path in paths if len(ast.parse(Path(path).read_text()).body) > 1]
+    assert code == "0"
+    assert len(with_code) <= 120, sorted(map(name_of, with_code))
+    of_wings = [path for path in with_code if path.relative_to(HOUSE).parts[0] in ("studies", "remote")]
+    assert {path.name for path in of_wings} == {"wing.py"}
+
+
 # ── wings ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_no_two_wings_register_the_same_name() -> None:
     """Of two wings with one name, the house would take either, without a word."""

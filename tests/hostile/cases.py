@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from itertools import count
 
 from scoremode.cli.commands import build_parser
-from scoremode.cli.parser import WRITTEN
 from tests.hostile.gguf_inputs import ABORTING, GGUFS
 from tests.hostile.inputs import JOURNALS, KLDS, MODELS, QUESTION, RECORDS, REFERENCES, ROLLOUTS, RUNS
 
@@ -101,6 +100,7 @@ URIS = [
     ("prob table:uniform --prompt a --target b --out s3://", "names no bucket"),
 ]
 
+WRITTEN = {"out", "records", "report", "output", "write", "kld", "write_recipe"}  # flags that name what is written
 REPLICAS = [
     (f"{ABC} --replicas 0", "--replicas 0 leaves nobody to score"),
     (f"{ABC} --replicas -1", "--replicas -1 leaves nobody to score"),

@@ -20,13 +20,12 @@ import pytest
 
 import scoremode as sm
 from scoremode.cli.commands import build_parser
-from scoremode.cli.parser import WRITTEN
 from scoremode.core.disk import folders
 from scoremode.core.verbs.outputs import Output
 from scoremode.errors import CandidatesError, RunError
 from scoremode.reports.card import MARKERS
 from scoremode.studies.rollouts.texts import PARTIAL_TEXTS
-from tests.hostile.cases import Case
+from tests.hostile.cases import WRITTEN, Case
 from tests.hostile.harness import Outcome, run, snapshot
 from tests.makers import make_tiny_model
 from tests.studies.tasks.logs import drawn, write_log

@@ -52,8 +52,8 @@ class CompareVerb(Verb):
     )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        flags.add(parser, {"baseline BASELINE": f"{', '.join(['a model (GGUF too)', 'reference', *FILES])} or run"})
-        models = "models of any format (GGUF and EXL3 too), runs, or folders or patterns of them"
+        flags.add(parser, {"baseline BASELINE": listed(["a model", "reference", *FILES, "run"], "or")})
+        models = "models of any format, runs, or folders or patterns of them"
         candidates = parser.add_argument("candidates", metavar="CANDIDATE", nargs="+", help=models)
         candidates.required = False  # several types of the K/V cache are candidates, too
         flags.add_question(parser)

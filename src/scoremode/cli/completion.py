@@ -15,10 +15,8 @@ from scoremode.core.typed import typed
 from scoremode.errors import InputError, OptionError, did_you_mean
 
 SHELLS = ("bash", "zsh", "fish")
-FILES = {
-    *("model", "baseline", "candidates", "corpus", "out", "report", "output", "file", "kld", "tokenizer", "adapter"),
-    *("run_folder", "run_folders", "include_path"),
-}
+FILES = ("FILE", "DIR", "FOLDER", ".jsonl", "MODEL", "BASELINE", "CANDIDATE", "RUN")
+"""What the values of flags and arguments that name files have in their names."""
 
 
 class CompletionVerb(Verb):
@@ -66,5 +64,5 @@ def _name_values(action: Any, files: dict[str, str]) -> None:
         action.choices = sorted(METHODS)
     elif action.dest in ("engine", "baseline_engine"):
         action.choices = sorted(known_engines())
-    elif action.dest in FILES:
+    elif action.dest == "corpus" or any(word in str(action.metavar) for word in FILES):
         action.complete = files

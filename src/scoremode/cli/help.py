@@ -53,8 +53,6 @@ def verb_help(parser: argparse.ArgumentParser, everyday: Collection[str] | None,
             formatter.add_arguments(shown)
             formatter.end_section()
     formatter.add_text(parser.epilog if everyday is None else None)
-    for flag in {"--report", "--output"} - parser._option_string_actions.keys():  # they went with the page
-        examples = [example for example in examples if flag not in example]
     return formatter.format_help() + _examples(examples)
 
 

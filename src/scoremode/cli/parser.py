@@ -21,13 +21,14 @@ from scoremode.core.arguments import STORES
 from scoremode.errors import few, harmless, listed, one_line, shortened
 
 BAD_INPUT = 2
+FLAG = re.compile(r"--[a-z][\w-]*")
 MAY_BE_EMPTY = {"prompt", "target", "text", "fail_if"}  # a prompt may be empty; the verbs refuse the others themselves
 TAKE_URIS = {
     *("corpus", "out", "report", "output", "file", "run_folder", "run_folders", "baseline", "candidates", "engine_arg"),
     *MAY_BE_EMPTY,
 }
 STORED = re.compile(rf"({'|'.join(STORES)})://", re.IGNORECASE)
-WRITTEN = {"out", "records", "report", "output", "write", "kld", "write_recipe"}  # flags that name what is written
+OUTPUTS = {"out", "report", "output"}  # those of them that are written
 MOST_REPEATED = 300  # characters of a command that an answer repeats
 LONGEST = 400  # characters of a complaint: an argument may be a whole book
 
@@ -56,7 +57,9 @@ class Parser(argparse.ArgumentParser):
             self.register("action", name, Once)
 
     def format_help(self) -> str:
-        return verb_help(self, None if self.shows_all else self.verb.everyday, self.verb.examples)
+        passes = self.verb.passes_on or self.verb.passes_all_on  # else flags of an example may have gone with a wing
+        examples = [line for line in self.verb.examples if passes or {*FLAG.findall(line)} <= self.flags()]
+        return verb_help(self, None if self.shows_all else self.verb.everyday, examples)
 
     def error(self, message: str) -> NoReturn:
         line = shortened(one_line(f"{self.prog}: {self._plainly(message)}"), LONGEST)
@@ -127,7 +130,7 @@ class Parser(argparse.ArgumentParser):
             values = value if isinstance(value, list) else [value]
             if action.dest not in TAKE_URIS and any(isinstance(uri, str) and STORED.match(uri) for uri in values):
                 self.error(f"{_name_of(action)} takes no URI; give a name or a path of this machine")
-            if action.dest in WRITTEN and isinstance(value, str) and value.lower().startswith("memory://"):
+            if action.dest in OUTPUTS and isinstance(value, str) and value.lower().startswith("memory://"):
                 self.error(f"{_name_of(action)} memory:// would be lost with this process; give a path or another URI")
 
     def verbs(self) -> dict[str, Parser]:

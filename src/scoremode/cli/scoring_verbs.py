@@ -149,7 +149,7 @@ class ProbVerb(Verb):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         prob_flags = {
-            **flags.MODEL,
+            **flags.model_flag(),
             "--prompt PROMPT": "what stands before",
             "--target TEXT …": "what may follow; give it once for each",
             "--file PAIRS.jsonl": "pairs from a file",

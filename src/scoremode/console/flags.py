@@ -13,8 +13,8 @@ from scoremode.core.arguments import secret_on_command_line
 from scoremode.core.engine.options import HUB_TOKEN
 from scoremode.core.extensions import ReplicasOffer, offered, public_names
 from scoremode.core.verbs.shared_flags import ENGINE, METHOD, TEXT, name_of
-from scoremode.core.verbs.shared_flags import MODEL as MODEL  # noqa: PLC0414
 from scoremode.core.verbs.shared_flags import Flags as Flags  # noqa: PLC0414
+from scoremode.core.verbs.shared_flags import model_flag as model_flag  # noqa: PLC0414
 from scoremode.errors import OptionError, shortened
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def add_model(
     parser: argparse.ArgumentParser, *, several: bool = False, several_sequences: bool = False, replicas: bool = True
 ) -> None:
     """Add the flags for a model, for the question that it is asked, and for its engine."""
-    add(parser, MODEL)
+    add(parser, model_flag())
     add_question(parser, several=several, several_sequences=several_sequences)
     add_engine(parser, replicas=replicas)
 

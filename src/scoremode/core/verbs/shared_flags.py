@@ -11,16 +11,13 @@ from collections.abc import Iterable
 from functools import cache
 from itertools import pairwise
 
-from scoremode.core.engine.registry import all_options
+from scoremode.core.engine.registry import all_options, known_engines
 from scoremode.core.extensions import Flags as Flags  # noqa: PLC0414
 from scoremode.core.extensions import ReplicasOffer, TextOffer, offered
 from scoremode.core.verbs import engine_options
-from scoremode.errors import in_python
+from scoremode.errors import in_python, listed
 
-MODEL: Flags = {
-    "model MODEL": "a checkpoint or EXL3 folder, a GGUF file, a name on the Hugging Face hub, smollm2-135m, or a "
-    "server's name for it (with --engine http://HOST:PORT)"
-}
+MODEL: Flags = {"model MODEL": "a checkpoint folder, a name on the Hugging Face hub, or smollm2-135m"}
 TEXT: Flags = {
     "--corpus TEXT …": "wikitext2, wikitext2:FILE, python-docs, a file (.txt .md .jsonl .parquet), folder, pattern, "
     f"{''.join(f'{text.prefix}{text.value}, ' for text in offered(TextOffer))}- for stdin",
@@ -55,6 +52,12 @@ _OTHERS = {"progress": "a function of the tokens done and the tokens in all"}  #
 _FLAGS = {**MODEL, **ENGINE, **RUN, **TEXT, **METHOD}
 for _spread in offered(ReplicasOffer):
     _FLAGS |= {**_spread.flags, **_spread.shares}
+
+
+def model_flag() -> Flags:
+    """``MODEL``, with what the engines take that are here."""
+    names = [plugin.models for plugin in known_engines().values() if plugin.models]
+    return {flag: f"{about}; {listed(names, 'or')}" if names else about for flag, about in MODEL.items()}
 
 
 def name_of(flag: str) -> str:

@@ -24,6 +24,7 @@ class LlamaCppPlugin(EnginePlugin):
     contract = 1
     name = "llamacpp"
     summary = "GGUF files as llama.cpp serves them"
+    models = "a GGUF file"
     capabilities: ClassVar[Capabilities] = Capabilities.all(hidden_states=False, logits=True, paths=(*PATHS, CHUNKED))
     options = LlamaCppOptions
     packages = ("llama-cpp-python", "xllamacpp", "gguf")

@@ -46,7 +46,7 @@ class RolloutsVerb(Verb):
     renamed: ClassVar[Mapping[str, tuple[str, str]]] = {"mismatch": ("compare rollouts:{}", "DIR TRAINER")}
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        flags.add(parser, flags.MODEL)
+        flags.add(parser, flags.model_flag())
         prompts = parser.add_argument_group("prompts")
         flags.add(prompts, {"--prompts FILE": ROWS, "--prompt TEXT …": "a prompt given here; may be given again"})
         texts = parser.add_argument_group("texts")

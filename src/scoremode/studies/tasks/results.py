@@ -15,6 +15,7 @@ from scoremode.core.scores.frames import ArrowTable, few_lines
 from scoremode.core.typed import typed
 from scoremode.errors import InputError, OptionError, did_you_mean
 from scoremode.reports import gate
+from scoremode.reports.text import too_few
 from scoremode.studies.tasks.logs import AGAIN, MEANS, LoggedModel, LoggedTask, Results, TaskDocument
 from scoremode.studies.tasks.statistics import FIELDS, Pair, PairedTask, Parts, row_statistics
 from scoremode.values import Floats, rounded
@@ -314,7 +315,7 @@ def why_unknown(name: str, statistics: Mapping[str, Any]) -> str:
     plain = re.sub("_(stderr|low|high)$", "", name)
     reasons = (
         ("recovery" in name and baseline == 0, "the baseline has nothing right"),
-        (name != plain and statistics.get(plain) is not None, gate.too_few(documents, "documents")),
+        (name != plain and statistics.get(plain) is not None, too_few(documents, "documents")),
         (name.startswith(("acc_", "kl_", "margin", "changed")), "not all of the tasks have it"),
         ("shift" in name, "a choice has probability zero"),
     )
