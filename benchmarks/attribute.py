@@ -18,56 +18,20 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from common import own_windows, peak_mib, score_all
+from common import llama_shape, own_windows, peak_mib, score_all
 
 SHAPES: dict[str, dict[str, Any]] = {
     "8b": {
-        "config": {
-            "vocab_size": 128256,
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 8192,
-            "tie_word_embeddings": False,
-        },
-        "dtype": "bfloat16",
-        "by": "layer",
-        "tokens": 20_000,
-        "context": 2048,
+        "config": llama_shape((4096, 14336, 32, 32, 8, 128256)),
+        **{"dtype": "bfloat16", "by": "layer", "tokens": 20_000, "context": 2048},
     },
     "smollm2": {
-        "config": {
-            "vocab_size": 49152,
-            "hidden_size": 576,
-            "intermediate_size": 1536,
-            "num_hidden_layers": 30,
-            "num_attention_heads": 9,
-            "num_key_value_heads": 3,
-            "max_position_embeddings": 8192,
-            "tie_word_embeddings": True,
-        },
-        "dtype": "float32",
-        "by": "matrix",
-        "tokens": 8192,
-        "context": 2048,
+        "config": llama_shape((576, 1536, 30, 9, 3, 49152), tied=True),
+        **{"dtype": "float32", "by": "matrix", "tokens": 8192, "context": 2048},
     },
     "quick": {
-        "config": {
-            "vocab_size": 503,
-            "hidden_size": 48,
-            "intermediate_size": 80,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 128,
-            "tie_word_embeddings": False,
-        },
-        "dtype": "float32",
-        "by": "layer",
-        "tokens": 256,
-        "context": 64,
+        "config": llama_shape((48, 80, 4, 4, 2, 503), length=128),
+        **{"dtype": "float32", "by": "layer", "tokens": 256, "context": 64},
     },
 }
 

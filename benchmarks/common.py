@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -135,6 +136,17 @@ def child_result(command: list[str], folder: Path, timeout: float, **changes: st
     return None, why or "no result"
 
 
+def variant_result(label: str, command: list[str], work: Path, arguments: Any, **changes: str) -> dict[str, Any]:
+    """What a variant writes in a process of its own; of one that fails, an "error" and the end of its log."""
+    begin = time.perf_counter()
+    result, why = child_result(command, work, arguments.timeout, **changes)
+    say(f"{label}: {time.perf_counter() - begin:.0f} s in all")
+    if result is not None:
+        return dict(result)
+    say(f"{label} FAILED: {why}\n{last_lines(work / 'log.txt', 15)}")
+    return {"error": why}
+
+
 def parsed_with_child(parser: argparse.ArgumentParser, words: Sequence[str] | None) -> argparse.Namespace:
     """Parses a benchmark's words, and those that it gives to its own children: see ``child_result``."""
     for hidden in ("--child", "--folder", "--result"):
@@ -247,25 +259,21 @@ def write_config(folder: Path, config: dict[str, Any]) -> Path:
     return folder
 
 
+def llama_shape(sizes: Sequence[int], *, tied: bool = False, length: int = 8192) -> dict[str, Any]:
+    """A Llama's configuration from width, width of the MLP, layers, heads, heads of keys and values, vocabulary."""
+    names = "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"
+    shape = dict(zip((*names, "vocab_size"), sizes, strict=True))
+    return {**shape, "max_position_embeddings": length, "tie_word_embeddings": tied}
+
+
 def make_small_llama(folder: Path) -> Path:
     """Random weights, 4 heads of 64, peaked predictions, the same at every call."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(7)
-    config = LlamaConfig(
-        vocab_size=SMALL_VOCABULARY,
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        max_position_embeddings=4096,
-        tie_word_embeddings=False,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
+    shape = llama_shape((256, 512, 2, 4, 2, SMALL_VOCABULARY), length=4096)
+    config = LlamaConfig(**shape, head_dim=64, bos_token_id=1, eos_token_id=2)
     model: Any = LlamaForCausalLM(config).float()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -10,7 +10,7 @@ or real with ``--model FOLDER``. No tokenizer is loaded, and prefix caching is o
 
 ``step MiB`` is the peak of a pass above the idle engine; the extra memory is what replay has more than plain.
 
-    python benchmarks/decode.py [--shapes qwen-0.5b,llama-8b] [--sequences 64,256] [--tokens 512] [--repeat 3] [--json]
+    python benchmarks/decode.py [--shapes qwen-0.5b,llama-8b] [--sequences 64,256] [--tokens 512] [--repeat 3]
     python benchmarks/decode.py --shapes tiny --dtype float32 --sequences 3 --tokens 40 --repeat 1        # anywhere
 """
 
@@ -22,20 +22,10 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-from common import (
-    child_result,
-    last_lines,
-    own_windows,
-    parsed_with_child,
-    say,
-    score_all,
-    temporary_folder,
-    write_config,
-)
-from vllm_engine import SHAPES, Against, verdict
+from common import own_windows, parsed_with_child, say, score_all
+from vllm_engine import SHAPES, Against, run_shapes, verdict
 
 VARIANTS = ("plain", "replay", "as-served", "against")
 GOALS = {"replay": 0.85, "against with KL": 0.75}  # × plain
@@ -105,9 +95,8 @@ def child(variant: str, model: str, arguments: argparse.Namespace) -> dict[str, 
         **json.loads(arguments.engine),
     }
     head = "as-served" if variant == "as-served" else "exact"
-    begin = time.perf_counter()
     contender: Any = (Plain if variant == "plain" else Replayed)(model, given, max(counts), head)
-    found: dict[str, Any] = {"start_seconds": time.perf_counter() - begin}
+    found: dict[str, Any] = {}
     vocabulary = int(contender.llm.llm_engine.vllm_config.model_config.get_vocab_size())
     random = np.random.default_rng(1)
     ids = random.integers(0, vocabulary, (max(counts), arguments.tokens), dtype=np.int32)
@@ -145,38 +134,8 @@ def timed(llm: Any, run: Callable[[Any], Any], ids: Any, repeat: int) -> dict[st
 
 # ── in the parent ────────────────────────────────────────────────────────────────────────────────────────────────────
 def main(words: Sequence[str] | None = None) -> int:
-    arguments = parse(words)
-    if arguments.child:
-        result = child(arguments.child, arguments.folder, arguments)
-        Path(arguments.result).write_text(json.dumps(result), encoding="utf-8")
-        return 0
-    work = temporary_folder("benchmark")
-    results: dict[str, dict[str, Any]] = {}
-    for shape in ["model"] if arguments.model else arguments.shapes.split(","):
-        folder = Path(arguments.model) if arguments.model else write_config(work / shape, SHAPES[shape])
-        results[shape] = {
-            variant: measure(shape, variant, folder, work, arguments) for variant in arguments.variants.split(",")
-        }
-        if not arguments.json:
-            report(shape, results[shape], arguments)
-    if arguments.json:
-        print(json.dumps({"tokens": arguments.tokens, "dtype": arguments.dtype, "shapes": results}, indent=1))
-    return int(any("error" in found for variants in results.values() for found in variants.values()))
-
-
-def measure(shape: str, variant: str, folder: Path, work: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    own = ["--child", variant, "--folder", str(folder)]
-    changes = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # a function of this file runs in the worker
-    begin = time.perf_counter()
-    found, why = child_result([__file__, *arguments.words, *own], work, arguments.timeout, **changes)
-    say(f"{shape} {variant}: {time.perf_counter() - begin:.0f} s in all")
-    if found is None:
-        say(f"{shape} {variant} FAILED: {why}")
-        say(last_lines(work / "log.txt", arguments.log_lines))
-        return {"error": why}
-    if arguments.log:
-        say(last_lines(work / "log.txt", arguments.log_lines))
-    return dict(found)
+    # a function of this file runs in the worker
+    return run_shapes(__file__, parse(words), child, report, VLLM_ALLOW_INSECURE_SERIALIZATION="1")
 
 
 def report(shape: str, results: dict[str, Any], arguments: argparse.Namespace) -> None:
@@ -187,8 +146,6 @@ def report(shape: str, results: dict[str, Any], arguments: argparse.Namespace) -
             print(f"{name:16} failed: {found['error']}")
             continue
         for run, one in found.items():
-            if not isinstance(one, dict):
-                continue
             count, _, kl = run.partition(" ")
             plain = results.get("plain", {}).get(count)
             ratio = one["tokens_per_second"] / plain["tokens_per_second"] if plain else None
@@ -222,9 +179,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--engine", default="{}", help="more arguments of vLLM, as JSON, the same for all")
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.8)
     parser.add_argument("--timeout", type=float, default=300, help="seconds a variant may take, start included")
-    parser.add_argument("--log", action="store_true", help="print what the variants printed")
-    parser.add_argument("--log-lines", type=int, default=15)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--shape", help=argparse.SUPPRESS)  # of a child
     return parsed_with_child(parser, words)
 
 

@@ -4,7 +4,7 @@ llamacpp    llama.cpp decodes the windows with all logits switched on, and nothi
 exllamav3   ``model.forward`` of the same windows, and ExLlamaV3's own way to a perplexity
 server      see server_engine.py
 
-    python benchmarks/formats.py MODEL [--context 512] [--windows 8] [--repeat 5] [--json]
+    python benchmarks/formats.py MODEL [--context 512] [--windows 8] [--repeat 5]
 
 The two ways take turns, so that both meet the same state of the machine. A ratio of 1.10 is allowed.
 """
@@ -12,11 +12,9 @@ The two ways take turns, so that both meet the same state of the machine. A rati
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -127,15 +125,10 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--windows", type=int, default=8)
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
     given = parser.parse_args(words)
     found = measure(given.model, given.corpus, given.context, given.windows, given.repeat)
-    if given.json:
-        json.dump(found, sys.stdout, indent=1)
-        print()
-    else:
-        for name, value in found.items():
-            print(f"{name:24} {value}")
+    for name, value in found.items():
+        print(f"{name:24} {value}")
     return 0
 
 

@@ -1,12 +1,12 @@
 """Is score mode right on this machine? All checks in one script, one line each, each engine in its own process.
 
-kernel     the one-pass reduction and the exact head against the definition in float64
-exactness  scores are bit-identical with and without a divergence; float32 without TF32; memory; the noise floor
 model      a checkpoint: exact head against Transformers, as-served head against vLLM's own prompt_logprobs=0
 chunks     any max_num_batched_tokens, CUDA graphs, many prompts in flight, custom targets: the same numbers
 decode     each token from its own decode step: against Transformers, against prefill, against vLLM's own logprobs
 quantized  as served: W4A16, W8A16, W8A8, FP8, NVFP4A16 against prompt_logprobs=0 of the same checkpoint; FP8 KV cache
 inert      ordinary generation is the same with and without the plugin
+
+The head and its kernels are tests: ``pytest tests/head/fused_checks.py tests/head``.
 
     python benchmarks/gpu_checks.py [--model FOLDER] [--quantized FOLDER] [--groups kernel,model,…] [--jobs 4] [--small]
 
@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +45,13 @@ from common import (
     temporary_folder,
 )
 
-GROUPS = ("kernel", "exactness", "model", "chunks", "decode", "quantized", "inert")
+GROUPS = ("model", "chunks", "decode", "quantized", "inert")
 QUANTIZED = ("w4a16", "w4a16-asym", "w8a16", "w8a8", "fp8", "nvfp4a16")
 ON_CPU = ("w8a8",)
 LENGTHS = (700, 511, 64, 1000, 2, 33, 257, 640)
-SMALL_LENGTHS, SMALL = (40, 33, 2), {"rows": 40, "depth": 64, "ids": 1003, "longest": 40}  # with --small
+SMALL_LENGTHS = (40, 33, 2)  # with --small
 FREE_LENGTH, FREE_TARGETS = 150, 3  # a window with custom targets on every row, including the last
 GENERATED = 24
-EXACT_NATS = 2e-4  # the exact head and the kernel, against float64: float32 sums of 4,096 products, on logits up to 20
 FLOAT32_NATS = 2e-3  # float32 engines against Transformers: different kernels, ten times what was measured on a CPU
 STEP_NATS = 1e-6  # the same logits of the same step; vLLM's softmax is in float32
 SPLIT_NATS = 1e-3  # float32, a different split of the same prompts
@@ -69,7 +67,7 @@ class Job:
     """What one child process computes."""
 
     name: str
-    kind: str  # "ours", "decode", "stock", "reference", "kernel", "exactness", "checkpoints"
+    kind: str  # "ours", "decode", "stock", "reference", "checkpoints"
     model: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
@@ -211,202 +209,11 @@ def child_checkpoints(job: Job, ids: list[list[int]], vocabulary: int) -> Arrays
     return {"made": np.array(made)}
 
 
-# ── children: kernel and head ────────────────────────────────────────────────────────────────────────────────────────
-def child_kernel(job: Job, ids: list[list[int]], vocabulary: int) -> Arrays:
-    """Figures by name: (error, allowed) each; the parent judges."""
-    import os
-
-    import torch
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    found: Arrays = {}
-    if device == "cuda" or os.environ.get("TRITON_INTERPRET"):
-        for name, check in kernel_checks(device):
-            try:
-                found["kernel: " + name] = np.array([check(), EXACT_NATS if "nats" in name else 0.0])
-            except Exception as error:
-                traceback.print_exc()
-                found["kernel: " + name] = np.array([np.nan, 0.0])
-                print(name, error)
-    found |= head_errors(device)
-    return found
-
-
-def kernel_checks(device: str) -> Iterator[tuple[str, Callable[[], float]]]:
-    import torch
-
-    widths = (1, 7, 255, 1003, 2048, 2049, 50257) if device == "cuda" else (7, 2049)
-    for dtype in (torch.float32, torch.bfloat16):
-        for k in (1, 3, 9):
-            label = f"{str(dtype).removeprefix('torch.')}, k={k}"
-            yield f"nats off, {label}", partial(worst, "nats", device, widths, dtype, k)
-            yield f"wrong ranks or tops, {label}", partial(worst, "ids", device, widths, dtype, k)
-            yield f"nats off, shards, {label}", partial(worst, "shards", device, widths[1:], dtype, k)
-    yield "bits that change between runs", partial(worst, "repeat", device, widths, torch.float32, 3)
-    yield "bits that depend on the neighbouring rows", partial(worst, "rows", device, widths, torch.float32, 1)
-    yield "NaN that spreads or vanishes", partial(worst, "nan", device, widths, torch.float32, 1)
-
-
-def worst(what: str, device: str, widths: tuple[int, ...], dtype: Any, k: int) -> float:
-    measured = [MEASURES[what](*block(device, width, dtype, k)) for width in widths]
-    return float(np.max(measured))  # NaN stays NaN, and fails
-
-
-def block(device: str, width: int, dtype: Any, k: int) -> tuple[Any, Any]:
-    """Logits with ties, -inf and a row stride that is not their width; targets."""
-    import torch
-
-    maker = torch.Generator().manual_seed(width + k)
-    n = 37 if device == "cuda" else 5
-    x = torch.randn(n, width + 5, generator=maker) * 6
-    x[0] = 1.5  # all logits equal
-    x[1, ::2] = float("-inf")
-    x[1, width - 1] = 2.0  # at least one finite value
-    x[2] = x[2].round()  # many ties
-    x[3] += 300.0
-    targets = torch.randint(0, width, (n, k), generator=maker)
-    targets[1, 0] = 0  # perhaps -inf
-    targets[4 % n, :] = width - 1
-    return x.to(device=device, dtype=dtype)[:, :width], targets.to(device)
-
-
-def reduce_whole(x: Any, targets: Any) -> tuple[Any, Any]:
-    """(Partials, the targets' logits) by the kernel."""
-    from scoremode.head.columns import reduced_by, target_logits
-    from scoremode.head.rows_triton import reduce_rows
-
-    at_target = target_logits(x, targets)
-    return reduced_by(reduce_rows, x, targets, at_target, 0), at_target
-
-
-def gap(ours: Any, truth: Any) -> float:
-    """Largest difference in nats over the columns of floats; equal infinities differ by nothing."""
-    import torch
-
-    largest = 0.0
-    for name in (name for name in type(ours).__slots__ if name not in ("rank", "top")):
-        a, b = getattr(ours, name).double(), getattr(truth, name).double()
-        away = torch.where(a == b, 0.0, (a - b).abs())
-        largest = max(largest, float(away.max())) if not bool(away.isnan().any()) else float("nan")
-    return largest
-
-
-def nats_off(x: Any, targets: Any) -> float:
-    from scoremode.head.columns import define_columns, finish
-
-    # float32 sums of logits as large as 300 are good to about 3e-5
-    return gap(finish(*reduce_whole(x, targets)), define_columns(x, targets))
-
-
-def wrong_ids(x: Any, targets: Any) -> float:
-    from scoremode.head.columns import define_columns, finish
-
-    ours, truth = finish(*reduce_whole(x, targets)), define_columns(x, targets)
-    return float((ours.rank != truth.rank).sum() + (ours.top != truth.top).sum())
-
-
-def shards_off(x: Any, targets: Any) -> float:
-    """Uneven shards, reduced separately and combined; wrong ranks count as infinite."""
-    import torch
-
-    from scoremode.head.columns import combine, define_columns, finish, reduced_by, target_logits
-    from scoremode.head.rows_triton import reduce_rows
-
-    width = x.shape[1]
-    cuts = [0, *sorted({max(1, width // 3), max(1, width // 2 + 1)}), width]
-    spans = [(a, b) for a, b in pairwise(cuts) if b > a]
-    at_target = torch.stack([target_logits(x[:, a:b], targets, a) for a, b in spans]).amax(0)
-    whole = combine([reduced_by(reduce_rows, x[:, a:b], targets, at_target, a) for a, b in spans])
-    ours, truth = finish(whole, at_target), define_columns(x, targets)
-    wrong = bool((ours.rank != truth.rank).any()) or bool((ours.top != truth.top).any())
-    return float("inf") if wrong else gap(ours, truth)
-
-
-def changed_bits(x: Any, targets: Any) -> float:
-    first, _ = reduce_whole(x, targets)
-    return float(sum(different(first, reduce_whole(x, targets)[0]) for _ in range(3)))
-
-
-def bits_by_rows(x: Any, targets: Any) -> float:
-    from scoremode.head.columns import Partials
-
-    whole, _ = reduce_whole(x, targets)
-    cut = Partials.cat([reduce_whole(x[i : i + 3], targets[i : i + 3])[0] for i in range(0, len(x), 3)])
-    return float(different(whole, cut))
-
-
-def different(a: Any, b: Any) -> int:
-    return sum(int((getattr(a, n) != getattr(b, n)).sum()) for n in type(a).__slots__)
-
-
-def nan_spread(x: Any, targets: Any) -> float:
-    """Rows with a NaN must give NaN; all other rows must not change."""
-    from scoremode.head.columns import finish
-
-    # both are copies: the alignment of memory decides how the compiler reads it, and so the last bit
-    clean, spoilt = finish(*reduce_whole(x.clone(), targets)), x.clone()
-    spoilt[2, x.shape[1] // 2] = float("nan")
-    found = finish(*reduce_whole(spoilt, targets))
-    bad = found.logprob.isnan().any(1)
-    wrong = int(bad.sum() != 1) + int(not bool(bad[2]))
-    others = [i for i in range(len(x)) if i != 2]
-    return float(wrong + int((found.logprob[others] != clean.logprob[others]).sum()))
-
-
-MEASURES: dict[str, Callable[[Any, Any], float]] = {
-    "nats": nats_off,
-    "ids": wrong_ids,
-    "shards": shards_off,
-    "repeat": changed_bits,
-    "rows": bits_by_rows,
-    "nan": nan_spread,
-}
-
-
-def head_errors(device: str) -> Arrays:
-    """bf16 weights and hidden states: the exact head, and what rounding its logits to bf16 would cost."""
-    import torch
-
-    from scoremode.head.chunked import score_rows
-    from scoremode.head.columns import define_columns, define_logits
-    from scoremode.head.matrix import Head
-
-    shapes = {"Llama-8B": (4096, 128256), "Qwen-0.5B": (896, 151936), "SmolLM2": (576, 49152), "small": (256, 1003)}
-    cases: dict[str, tuple[int, int, float | None]] = {
-        n: (d, v, None) for n, (d, v) in shapes.items() if device == "cuda" or n == "small"
-    }
-    cases["small, soft cap and bias"] = (256, 1003, 30.0)
-    found: Arrays = {}
-    for name, (d, v, cap) in cases.items():
-        maker = torch.Generator(device=device).manual_seed(d)
-        hidden = torch.randn(96, d, generator=maker, device=device).bfloat16()
-        weight = (torch.randn(v, d, generator=maker, device=device) * 4 / d**0.5).bfloat16()
-        targets = torch.randint(0, v, (96, 1), generator=maker, device=device)
-        bias = None if cap is None else torch.randn(v, generator=maker, device=device).bfloat16()
-        head = Head(weight, v, bias, 1.0 if cap is None else 0.5, cap)
-        ours = score_rows(hidden, head.logits, targets, v)
-        truth = define_columns(define_logits(hidden, weight, bias, head.scale, cap), targets)
-        found[f"head: nats off, {name}"] = np.array([gap(ours, truth), EXACT_NATS])
-        if cap is None:
-            found[f"rounded: {name}"] = np.array([gap(define_columns(hidden @ weight.T, targets), truth), np.inf])
-    return found
-
-
-def child_exactness(job: Job, ids: list[list[int]], vocabulary: int) -> Arrays:
-    import torch
-    from exactness import figures
-
-    found = figures("cuda" if torch.cuda.is_available() else "cpu", job.model, **job.options)
-    return {name: np.array(pair) for name, pair in found.items()}
-
-
 CHILDREN: dict[str, Callable[[Job, list[list[int]], int], Arrays]] = {
     "ours": child_ours,
     "decode": child_decode,
     "stock": child_stock,
     "reference": child_reference,
-    "kernel": child_kernel,
-    "exactness": child_exactness,
     "checkpoints": child_checkpoints,
 }
 
@@ -471,10 +278,7 @@ def engine_options(lab: Lab, **changes: Any) -> dict[str, Any]:
 SAME_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}  # the runner that supports pooling in 0.24: the same batches for both
 
 
-INVARIANT = {"VLLM_BATCH_INVARIANT": "1"}
-
-
-def jobs_of(lab: Lab, groups: list[str], model: str, sizes: dict[str, int]) -> list[Job]:
+def jobs_of(lab: Lab, groups: list[str], model: str) -> list[Job]:
     """All jobs except those on quantized checkpoints; slow ones first."""
 
     def ours(name: str, environment: dict[str, str] | None = None, **changes: Any) -> Job:
@@ -491,8 +295,6 @@ def jobs_of(lab: Lab, groups: list[str], model: str, sizes: dict[str, int]) -> l
     whole = ours("f32-2048", ieee, dtype="float32")
     exact, served = ours("exact"), ours("served", head="as-served")
     wanted = {
-        "kernel": [Job("kernel", "kernel")],
-        "exactness": [Job("exactness", "exactness", model, sizes)],
         "model": [exact, served, whole, stock, Job("reference", "reference", model)],
         "chunks": [
             *([ours("graphs", enforce_eager=False)] if lab.on_gpu else []),
@@ -506,15 +308,12 @@ def jobs_of(lab: Lab, groups: list[str], model: str, sizes: dict[str, int]) -> l
             decode("decode"),
             decode("decode-served", head="as-served"),
             decode("decode-f32", ieee, dtype="float32"),
-            # compiled alike, because compilation alone moves the bits
-            *([ours("invariant", INVARIANT, enforce_eager=False)] if lab.on_gpu else []),
-            *([decode("decode-invariant", INVARIANT)] if lab.on_gpu else []),
             Job("reference", "reference", model),
         ],
         "quantized": [exact, *([ours("kv-fp8", kv_cache_dtype="fp8")] if lab.on_gpu else [])],
         "inert": [stock, without],
     }
-    order = ("chunks", "model", "decode", "quantized", "inert", "exactness", "kernel")
+    order = ("chunks", "model", "decode", "quantized", "inert")
     return list({job.name: job for group in order if group in groups for job in wanted[group]}.values())
 
 
@@ -558,27 +357,6 @@ def bf16_step(lab: Lab) -> float:
 
 def perplexity(logprob: Floats) -> float:
     return float(np.exp(-logprob.mean()))
-
-
-def check_kernel(lab: Lab) -> None:
-    if "kernel" not in lab.results:
-        lab.check("kernel", lambda: (bool(lab.get("kernel", "any") is None), ""))
-        return
-    for name, (error, allowed) in lab.results["kernel"].items():
-        if name.startswith("rounded: "):
-            print(f"      {name.removeprefix('rounded: ')}: logits rounded to bf16 would be {error:.2e} nats off")
-            continue
-        lab.check(name, lambda e=error, a=allowed: (bool(e <= a), f"{e:.3g} (≤ {a:g})"))  # type: ignore[misc]
-    if not any(name.startswith("kernel: ") for name in lab.results["kernel"]):
-        print("SKIP  kernel: no CUDA device here (TRITON_INTERPRET=1 runs it on a CPU)")
-
-
-def check_exactness(lab: Lab) -> None:
-    if "exactness" not in lab.results:
-        lab.check("exactness", lambda: (bool(lab.get("exactness", "any") is None), ""))
-        return
-    for name, (measured, allowed) in lab.results["exactness"].items():
-        lab.check(name, lambda m=measured, a=allowed: (bool(m <= a), f"{m:.3g} (≤ {a:g})"))  # type: ignore[misc]
 
 
 def check_model(lab: Lab) -> None:
@@ -667,11 +445,6 @@ def check_decode(lab: Lab) -> None:
         ours = get("decode-served", "logprob")[get("decode-served", "forced")]
         return close(ours, get("decode-served", "theirs"), STEP_NATS, 4 * STEP_NATS)
 
-    def invariant() -> str:
-        apart = difference(get("decode-invariant", "logprob"), get("invariant", "logprob"))
-        same = int((apart == 0).sum())
-        return f"{same} of {apart.size} targets have the same bits, the others differ by up to {apart.max():.2g} nats"
-
     for column in ("logprob", "entropy", "free_logprob"):
         lab.check(f"decode path, float32, against Transformers, {column}", partial(float32, column))
     lab.check(
@@ -681,8 +454,6 @@ def check_decode(lab: Lab) -> None:
     lab.check("decode path as served, against vLLM's own logprobs of the same steps", same_step)
     if "decode" in lab.results:
         print(f"      settings of the decode path: {get('decode', 'runner')}")
-    if lab.on_gpu and {"invariant", "decode-invariant"} <= set(lab.results):
-        print(f"      VLLM_BATCH_INVARIANT=1, decode against prefill: {invariant()}")
 
 
 def check_quantized(lab: Lab, names: list[str]) -> None:
@@ -767,7 +538,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=0, help="engines at once; 0: 4 on a GPU, 1 on a CPU")
     parser.add_argument("--timeout", type=float, default=180, help="seconds an engine may take")
     parser.add_argument("--keep", type=Path, help="keep results and logs in this folder")
-    parser.add_argument("--small", action="store_true", help="short prompts and small heads: does it run at all?")
+    parser.add_argument("--small", action="store_true", help="short prompts: does it run at all?")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args(words)
     if arguments.child:
@@ -778,7 +549,7 @@ def main(words: Sequence[str] | None = None) -> int:
     names = arguments.names.split(",") if arguments.names else list(QUANTIZED if lab.on_gpu else ON_CPU)
     at_once = arguments.jobs or (4 if lab.on_gpu else 1)
     folder = arguments.quantized or lab.work / "quantized"
-    jobs = jobs_of(lab, groups, str(model), SMALL if arguments.small else {})
+    jobs = jobs_of(lab, groups, str(model))
     if "quantized" in groups:
         if arguments.quantized is None:
             made = Job("checkpoints", "checkpoints", str(model), {"folder": str(folder), "names": names})
@@ -787,8 +558,6 @@ def main(words: Sequence[str] | None = None) -> int:
     say(f"{len(jobs)} processes, {at_once} at once")
     lab.run(jobs, at_once)
     checks: dict[str, Callable[[], None]] = {
-        "kernel": lambda: check_kernel(lab),
-        "exactness": lambda: check_exactness(lab),
         "model": lambda: check_model(lab),
         "chunks": lambda: check_chunks(lab),
         "decode": lambda: check_decode(lab),

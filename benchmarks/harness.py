@@ -29,9 +29,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common import child_result, last_lines, peak_mib, say, temporary_folder
+from common import parsed_with_child, peak_mib, temporary_folder, variant_result
 
-BACKENDS = ("hf", "transformers", "stock-vllm", "vllm")
 PAIRS = {"transformers": "hf", "vllm": "stock-vllm"}  # ours -> what a user would use instead
 TARGET = 3.0  # × requests/s on four-choice tasks with long contexts
 SPLITS = ("validation", "test", "train")
@@ -71,17 +70,21 @@ def make_requests(task: Any, limit: int) -> list[Any]:
 
 def open_backend(asked: argparse.Namespace) -> Any:
     dtype, size, longest = asked.dtype, asked.batch_size, asked.max_length
-    if asked.backend == "hf":
+    if asked.child == "hf":
         from lm_eval.models.huggingface import HFLM
 
         return HFLM(pretrained=asked.model, dtype=dtype, batch_size=size, device=asked.device, max_length=longest)
-    if asked.backend == "stock-vllm":
+    if asked.child == "stock-vllm":
         from lm_eval.models.vllm_causallms import VLLM
 
         return VLLM(pretrained=asked.model, dtype=dtype, batch_size="auto", max_model_len=longest)
     from scoremode.studies.tasks.model import ScoremodeLM
 
-    return ScoremodeLM(pretrained=asked.model, engine=asked.backend, dtype=dtype, max_length=longest)
+    return ScoremodeLM(pretrained=asked.model, engine=asked.child, dtype=dtype, max_length=longest)
+
+
+def tokens_of(lm: Any, text: str) -> int:
+    return len(lm.encoder.text(text) if hasattr(lm, "encoder") else lm.tok_encode(text))
 
 
 def time_task(lm: Any, task: Any, limit: int) -> dict[str, Any]:
@@ -93,7 +96,7 @@ def time_task(lm: Any, task: Any, limit: int) -> dict[str, Any]:
     begun, begun_cpu = time.perf_counter(), time.process_time()
     answers = lm.loglikelihood(requests)
     seconds, cpu = time.perf_counter() - begun, time.process_time() - begun_cpu
-    lengths = [len(lm.tok_encode(request.args[0])) for request in requests[:: max(1, len(requests) // 50)]]
+    lengths = [tokens_of(lm, request.args[0]) for request in requests[:: max(1, len(requests) // 50)]]
     return {
         "requests": len(requests),
         "seconds": seconds,
@@ -101,7 +104,7 @@ def time_task(lm: Any, task: Any, limit: int) -> dict[str, Any]:
         "context_tokens": sum(lengths) / len(lengths),
         "host_mib_quarter": quarter,
         "host_mib": peak_mib() - before,
-        "tokens": [len(lm._encode_pair(*request.args)[1]) for request in requests],
+        "tokens": [tokens_of(lm, "".join(r.args)) - tokens_of(lm, r.args[0].rstrip()) for r in requests],
         "answers": [[float(value), bool(greedy)] for value, greedy in answers],
         "accuracy": accuracy(task, requests, answers),
     }
@@ -133,13 +136,9 @@ def run_backends(asked: argparse.Namespace) -> dict[str, dict[str, Any]]:
     folder = temporary_folder("harness")
     found = {}
     for backend in asked.backends.split(","):
-        say(f"{backend} …")
-        command = [__file__, *asked.words, "--backend", backend]
-        environment = {"SCOREMODE_CACHE": str(folder / "cache"), **asked.environment}
-        result, why = child_result(command, folder, asked.timeout, **environment)
-        if result is None:
-            say(f"{backend}: {why}\n{last_lines(folder / 'log.txt', 20)}")
-        else:
+        command = [__file__, *asked.words, "--child", backend]
+        result = variant_result(backend, command, folder, asked, SCOREMODE_CACHE=str(folder / "cache"))
+        if "error" not in result:
             found[backend] = result
     return found
 
@@ -187,19 +186,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch-size", default="8", help="of the HF backend")
     parser.add_argument("--max-length", type=int, default=2048)
     parser.add_argument("--timeout", type=float, default=3000)
-    parser.add_argument("--json", help="write all results, with every answer, to this file")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="environment of the backends")
-    parser.add_argument("--backend", choices=BACKENDS, help=argparse.SUPPRESS)
-    parser.add_argument("--result", help=argparse.SUPPRESS)
-    asked = parser.parse_args(words)
-    asked.words = sys.argv[1:] if words is None else list(words)
-    asked.environment = dict(pair.split("=", 1) for pair in asked.set)
-    if asked.backend:
+    asked = parsed_with_child(parser, words)
+    if asked.child:
         child(asked)
         return 0
     found = run_backends(asked)
-    if asked.json:
-        Path(asked.json).write_text(json.dumps(found), encoding="utf-8")
     if not found:
         raise SystemExit("no backend finished")
     show(found)
@@ -208,7 +199,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     code = main()
-    if "--backend" in sys.argv:  # threads of vLLM and of datasets end badly when the interpreter does
+    if "--child" in sys.argv:  # threads of vLLM and of datasets end badly when the interpreter does
         sys.stdout.flush()
         os._exit(code)
     sys.exit(code)

@@ -19,28 +19,24 @@ over 256 rows spread over the batch, in nats of log-probability, or of KL. Imple
 skipped, with the reason.
 
     python benchmarks/head.py [--device cpu] [--shapes llama-8b,896:151936] [--only naive,scoremode] [--kernels]
-    python benchmarks/head.py --json head.json --scaling --plot head.svg
-    python benchmarks/head.py --from head.json --plot head.svg
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from common import say
-from head_ways import BUILDERS, OTHER_KERNELS, Problem, Size, Way, build
+from head_ways import BUILDERS, OTHER_KERNELS, Problem, Size, Way
 from measure import memory_on_cpu, prepare_way, reason, release, spread, time_together
-from plot import draw
 
 import scoremode
 
@@ -53,8 +49,6 @@ SHAPES = {
 DEFAULT_SHAPES = {"cuda": "llama-8b,qwen-0.5b,gemma-4b", "cpu": "smollm2,1024:49152"}
 DEFAULT_ROWS = {"cuda": 8192, "cpu": 2048}
 DEFAULT_DTYPE = {"cuda": "bfloat16", "cpu": "float32"}
-MIDDLE = {"cuda": "8192:4096:131072", "cpu": "512:576:49152"}
-FACTORS = (0.125, 0.25, 0.5, 1, 2, 4)  # multiples of the middle, one axis at a time
 PACKAGES = ("triton", "liger-kernel", "cut-cross-entropy")
 
 Row = dict[str, Any]
@@ -104,40 +98,6 @@ def _prepare(name: str, problem: Problem) -> tuple[Way, float, float | None]:
     return way, peak if on_cpu is None else on_cpu, error
 
 
-# ── scaling ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def measure_scaling(middle: Size, rounds: int) -> list[Row]:
-    """Times of the product and of scoremode, one axis changed at a time."""
-    known: dict[Size, Row] = {}
-    found = []
-    for axis, size in _around(middle):
-        if size not in known:
-            say(f"scaling: {size.rows} rows, {size.label}")
-            try:
-                known[size] = _times_at(size, rounds)
-            except torch.OutOfMemoryError as error:
-                say(f"skipped: {reason(error)}")
-            release()
-        if size in known:
-            found.append({"axis": axis, **known[size]})
-    return found
-
-
-def _around(middle: Size) -> Iterator[tuple[str, Size]]:
-    for axis in ("rows", "vocabulary", "width"):
-        for factor in FACTORS:
-            numbers = {name: getattr(middle, name) for name in ("rows", "vocabulary", "width")}
-            numbers[axis] = max(1, round(numbers[axis] * factor))
-            yield axis, Size(**numbers, dtype=middle.dtype, device=middle.device)
-
-
-def _times_at(size: Size, rounds: int) -> Row:
-    problem = Problem(size)
-    calls = {name: build(name, problem).call for name in ("matmul", "scoremode")}
-    times = time_together(calls, rounds, size.device)
-    medians = {f"{name}_ms": statistics.median(times[name]) for name in calls}
-    return {"rows": size.rows, "vocabulary": size.vocabulary, "width": size.width, **medians}
-
-
 # ── what is printed and kept ─────────────────────────────────────────────────────────────────────────────────────────
 def hardware(device: str) -> str:
     if device == "cuda":
@@ -163,35 +123,18 @@ def versions() -> dict[str, str | None]:
     return found
 
 
-def print_table(title: str, rows: list[Row], skipped: list[Row], to: TextIO) -> None:
+def print_table(title: str, rows: list[Row], skipped: list[Row]) -> None:
     wide = max(len(r["implementation"]) for r in [*rows, *skipped])
-    print(f"\n{title}", file=to)
-    print(f"{'':{wide}} {'ms':>10} {'× matmul':>9} {'peak MiB':>9} {'max error':>10}  columns", file=to)
+    print(f"\n{title}")
+    print(f"{'':{wide}} {'ms':>10} {'× matmul':>9} {'peak MiB':>9} {'max error':>10}  columns")
     for row in rows:
         ratio = "-" if row["x_matmul"] is None else f"{row['x_matmul']:.3f}"
         error = "-" if row["max_error"] is None else f"{row['max_error']:.1e}"
         numbers = f"{row['milliseconds']:10.3f} {ratio:>9} {row['peak_mib']:9,.0f} {error:>10}"
-        print(f"{row['implementation']:{wide}} {numbers}  {row['columns']}", file=to)
+        print(f"{row['implementation']:{wide}} {numbers}  {row['columns']}")
     for row in skipped:
-        print(f"{row['implementation']:{wide}} skipped: {row['reason']}", file=to)
-    to.flush()
-
-
-def print_scaling(points: list[Row], to: TextIO) -> None:
-    print(f"\n{'':11} {'rows':>7} {'D':>6} {'V':>8} {'matmul ms':>11} {'scoremode ms':>13} {'× matmul':>9}", file=to)
-    for p in points:
-        ratio = p["scoremode_ms"] / p["matmul_ms"]
-        times = f"{p['matmul_ms']:11.3f} {p['scoremode_ms']:13.3f} {ratio:9.3f}"
-        print(f"{p['axis']:11} {p['rows']:7} {p['width']:6} {p['vocabulary']:8} {times}", file=to)
-    to.flush()
-
-
-def write_plot(document: dict[str, Any], file: Path) -> None:
-    if not document.get("scaling"):
-        sys.exit("error: nothing to draw: the document has no scaling (measure it with --scaling)")
-    caption = f"{document['hardware']}, torch {document['versions']['torch']}, {document['dtype']}"
-    file.write_text(draw(document["scaling"], caption), encoding="utf-8")
-    say(f"drawn: {file}")
+        print(f"{row['implementation']:{wide}} skipped: {row['reason']}")
+    sys.stdout.flush()
 
 
 # ── options ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -200,20 +143,11 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rows", type=int, help="hidden states; default 8192 on a GPU, 2048 on a CPU")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default bfloat16 on a GPU")
-    parser.add_argument("--shapes", help=f"of {', '.join(SHAPES)}, or D:V; none: no table")
+    parser.add_argument("--shapes", help=f"of {', '.join(SHAPES)}, or D:V")
     parser.add_argument("--only", help=f"of {', '.join(BUILDERS)}; matmul is always measured")
     parser.add_argument("--kernels", action="store_true", help="a row for each of scoremode's other kernels")
     parser.add_argument("--repeats", type=int, default=5, help="interleaved rounds of about 0.3 s in all")
-    parser.add_argument("--json", metavar="FILE", help="write the document; - for standard output")
-    parser.add_argument("--scaling", action="store_true", help="how time grows with rows, V and D")
-    parser.add_argument("--middle", metavar="ROWS:D:V", help="the point that scaling goes out from")
-    parser.add_argument("--plot", metavar="FILE.svg", type=Path, help="draw the scaling, which is measured then")
-    parser.add_argument("--from", dest="source", metavar="FILE", type=Path, help="draw what an earlier --json kept")
     arguments = parser.parse_args(words)
-    if arguments.plot and arguments.plot.suffix != ".svg":
-        parser.error(f"--plot draws SVG only, and {arguments.plot} does not end in .svg")
-    if arguments.source and not arguments.plot:
-        parser.error("--from needs --plot")
     if arguments.repeats < 1 or (arguments.rows is not None and arguments.rows < 1):
         parser.error("--repeats and --rows must be at least 1")
     arguments.rows = arguments.rows or DEFAULT_ROWS[arguments.device]
@@ -236,63 +170,30 @@ def wanted_names(only: str | None, kernels: bool) -> list[str]:
 def wanted_sizes(arguments: argparse.Namespace) -> list[tuple[str, Size]]:
     text = arguments.shapes or DEFAULT_SHAPES[arguments.device]
     found = []
-    for name in [] if text == "none" else text.split(","):
-        width, vocabulary = SHAPES[name] if name in SHAPES else _numbers(name, 2)
+    for name in text.split(","):
+        width, vocabulary = SHAPES[name] if name in SHAPES else _numbers(name)
         found.append((name, Size(arguments.rows, width, vocabulary, arguments.dtype, arguments.device)))
     return found
 
 
-def _numbers(text: str, count: int) -> tuple[int, ...]:
+def _numbers(text: str) -> tuple[int, ...]:
     parts = text.split(":")
-    if len(parts) != count or not all(p.isdecimal() and int(p) > 0 for p in parts):
-        sys.exit(f"error: {text} is neither a name ({', '.join(SHAPES)}) nor {count} numbers with colons between")
+    if len(parts) != 2 or not all(p.isdecimal() and int(p) > 0 for p in parts):
+        sys.exit(f"error: {text} is neither a name ({', '.join(SHAPES)}) nor D:V")
     return tuple(int(p) for p in parts)
 
 
 def main(words: Sequence[str] | None = None) -> int:
     arguments = parse(words)
-    if arguments.source:
-        write_plot(json.loads(arguments.source.read_text(encoding="utf-8")), arguments.plot)
-        return 0
-    document = measure(arguments)
-    if arguments.json:
-        text = json.dumps(document, indent=1, allow_nan=False)
-        if arguments.json == "-":
-            print(text)
-        else:
-            Path(arguments.json).write_text(text + "\n", encoding="utf-8")
-    if arguments.plot:
-        write_plot(document, arguments.plot)
-    ours = [row for row in document["skipped"] if row["implementation"] in ("scoremode", "scoremode KL")]
-    return int(bool(ours))
-
-
-def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    names, sizes = wanted_names(arguments.only, arguments.kernels), wanted_sizes(arguments)
-    rows, width, vocabulary = _numbers(arguments.middle or MIDDLE[arguments.device], 3)
-    middle = Size(rows, width, vocabulary, arguments.dtype, arguments.device)
-    table_goes_to = sys.stderr if arguments.json == "-" else sys.stdout
-    document: dict[str, Any] = {
-        "hardware": hardware(arguments.device),
-        "versions": versions(),
-        "dtype": arguments.dtype,
-        "hidden_rows": arguments.rows,
-        "rows": [],
-        "skipped": [],
-        "scaling": [],
-    }
-    print(f"{document['hardware']}", file=table_goes_to)
-    print(", ".join(f"{name} {v}" for name, v in document["versions"].items() if v), file=table_goes_to, flush=True)
+    names, failed = wanted_names(arguments.only, arguments.kernels), False
+    print(hardware(arguments.device))
+    print(", ".join(f"{name} {v}" for name, v in versions().items() if v), flush=True)
     with torch.no_grad():
-        for name, size in sizes:
-            measured, skipped = measure_shape(size, names, arguments.repeats)
-            print_table(f"{name}: {size.label}, {size.rows} rows, {size.dtype}", measured, skipped, table_goes_to)
-            document["rows"] += measured
-            document["skipped"] += skipped
-        if arguments.scaling or arguments.plot:
-            document["scaling"] = measure_scaling(middle, arguments.repeats)
-            print_scaling(document["scaling"], table_goes_to)
-    return document
+        for name, size in wanted_sizes(arguments):
+            rows, skipped = measure_shape(size, names, arguments.repeats)
+            print_table(f"{name}: {size.label}, {size.rows} rows, {size.dtype}", rows, skipped)
+            failed |= any(row["implementation"] in ("scoremode", "scoremode KL") for row in skipped)
+    return int(failed)
 
 
 if __name__ == "__main__":

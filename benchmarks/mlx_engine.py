@@ -1,6 +1,6 @@
 """The MLX engine against ``mlx_lm.perplexity``, on the same windows and in one process.
 
-    python benchmarks/mlx_engine.py MODEL [--context 512] [--windows 8] [--repeat 3] [--json]
+    python benchmarks/mlx_engine.py MODEL [--context 512] [--windows 8] [--repeat 3]
 
 The two take turns, so that both meet the same state of the machine. Theirs computes a batch of windows at once and
 gives one perplexity; ours computes one window at a time and gives every column of every token.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import json
 import math
 import statistics
 import time
@@ -73,10 +72,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--corpus", default="python-docs")
     for name, usual in (("context", 512), ("windows", 8), ("repeat", 3)):
         parser.add_argument(f"--{name}", type=int, default=usual)
-    parser.add_argument("--json", action="store_true")
     given = parser.parse_args(words)
     found = measure(given.model, given.corpus, given.context, given.windows, given.repeat)
-    print(json.dumps(found, indent=1) if given.json else "\n".join(f"{name:20} {found[name]}" for name in found))
+    print("\n".join(f"{name:20} {found[name]}" for name in found))
     return 0
 
 

@@ -1,9 +1,8 @@
-"""What replicas cost and give: throughput of 1, 2, … replicas, the driver's rate, and its memory.
+"""What replicas give: windows take a fixed time; how near to N times as fast are N replicas?
 
-    python benchmarks/replicas.py --scaling      windows take a fixed time: how near to N times as fast are N replicas?
-    python benchmarks/replicas.py --driver       windows take no time: how many targets a second does a driver take?
+    python benchmarks/replicas.py
 
-The first needs no computing power, so it can be measured on any machine. Real Ray, real processes.
+It needs no computing power, so it can be measured on any machine. Real Ray, real processes. scale.py has the driver.
 """
 
 from __future__ import annotations
@@ -22,11 +21,8 @@ import numpy as np
 
 import scoremode as sm
 from scoremode.core.engine import registry
-from scoremode.core.engine.base import SCORES
 from scoremode.core.engine.plugin import Work
-from scoremode.core.scores.answers import Window
 from scoremode.remote.ray.engine import ReplicatedEngine
-from scoremode.values import Ints
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -110,64 +106,16 @@ def scaling(folder: Path, wait: float, windows: int, counts: list[int]) -> None:
         )
 
 
-class Endless:
-    """Many equal windows in the memory of one."""
-
-    prefix_group = None
-    vocabulary = None
-
-    def __init__(self, count: int, targets: int) -> None:
-        ids = np.arange(targets + 1, dtype=np.int32) % 256
-        self._window = Window(ids[:-1], np.arange(targets, dtype=np.int32), ids[1:, None])
-        self.lengths: Ints = np.full(count, targets, np.int64)
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def window(self, index: int) -> Window:
-        return self._window
-
-
-def own_megabytes() -> float:
-    """Memory of this process, without the pages of Ray's object store that it has read."""
-    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(fields["RssAnon"].split()[0]) / 1024
-
-
-def driver(replicas: int, counts: list[int], targets: int) -> None:
-    """Targets a second that one driver takes from replicas that compute nothing, and how its memory grows."""
-    with open_all("paced:free=1", replicas) as model:
-        engine = model._model.engine(Work(64))
-        list(engine.score(Endless(64, targets), np.zeros(64, bool), SCORES))
-        for count in counts:
-            began, found = time.perf_counter(), 0
-            for _, answers in engine.score(Endless(count, targets), np.zeros(count, bool), SCORES):
-                found += answers.logprob.size
-            seconds = time.perf_counter() - began
-            own = own_megabytes()
-            print(
-                f"{count} windows of {targets} targets from {replicas} replicas: {found / seconds / 1e6:.2f} million "
-                f"targets/s in {seconds:.1f} s, driver's own memory {own:.0f} MB",
-                flush=True,
-            )
-
-
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--scaling", action="store_true")
-    parser.add_argument("--driver", action="store_true")
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--wait", type=float, default=0.05)
-    parser.add_argument("--windows", type=int, default=800, help="of --scaling")
-    parser.add_argument("--driver-windows", type=int, nargs="+", default=[2_000, 8_000, 32_000])
+    parser.add_argument("--windows", type=int, default=800)
     given = parser.parse_args(words)
     with tempfile.TemporaryDirectory(prefix="scoremode-replicas-") as folder, Machine(Path(folder)) as machine:
         for _ in range((max(given.replicas) + 1) // 2):
             machine.add()
-        if given.scaling or not given.driver:
-            scaling(Path(folder), given.wait, given.windows, given.replicas)
-        if given.driver:
-            driver(max(given.replicas), given.driver_windows, 2048)
+        scaling(Path(folder), given.wait, given.windows, given.replicas)
     return 0
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from common import child_result, last_lines, parsed_with_child, say, temporary_folder, write_config
+from common import parsed_with_child, say, temporary_folder, variant_result, write_config
 from vllm_engine import SHAPES, verdict
 
 RULES: dict[str, dict[str, Any]] = {
@@ -151,10 +151,13 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"{'':10} {'texts':>6} {'plain, tokens/s':>16} {'rollouts':>10} {'× plain':>8} {'half of the turns':>18}")
         for names in ENGINES:
             some = [name for name in names if name in asked]
-            found = measure(some, folder, work, arguments) if some else {}
-            failed |= found is None
-            runner = (found or {}).pop("runner", None)
-            for case, rates in (found or {}).items():
+            own = ["--child", ",".join(some), "--folder", str(folder)]
+            results = (
+                variant_result(", ".join(some), [__file__, *arguments.words, *own], work, arguments) if some else {}
+            )
+            failed |= "error" in results
+            runner = results.pop("runner", None)
+            for case, rates in results.items() if "error" not in results else ():
                 print_case(case, rates["plain"], rates["rollouts"])
             if runner:
                 print(f"{'':10} by {runner}")
@@ -167,16 +170,6 @@ def print_case(case: str, stock: Sequence[float], ours: Sequence[float]) -> None
     low, _, high = statistics.quantiles(turns * 2, n=4)
     rates = f"{statistics.median(stock):16,.0f} {statistics.median(ours):10,.0f}"
     print(f"{name:10} {count:>6} {rates} {ratio:8.3f} {low:9.3f} to {high:.3f}", verdict(ratio >= GOAL))
-
-
-def measure(names: Sequence[str], folder: Path, work: Path, arguments: argparse.Namespace) -> dict[str, Any] | None:
-    own = ["--child", ",".join(names), "--folder", str(folder)]
-    found, why = child_result([__file__, *arguments.words, *own], work, arguments.timeout)
-    if found is None:
-        say(f"{', '.join(names)} FAILED: {why}")
-        say(last_lines(work / "log.txt", 15))
-        return None
-    return dict(found)
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:

@@ -39,31 +39,13 @@ MODEL = "smollm2-135m"
 GGUF = "its GGUF"  # stands for the path of the file that MODEL is made from
 VOLATILE = {"seconds", "tokens_per_second", "run", "reference", "cached", "versions", "seal", "hardware", "out"}
 SHORT = ["--corpus", "documents.jsonl", "--num-samples", "5", "--context-length", "96", "--stride", "48"]
+WORDS = "the model reads a long text and gives every token its own probability before it sees what follows"
 PAIRS = [("The capital of France is", " Paris"), ("The capital of Fran", "ce is Paris"), ("2 + 2 =", " 4")]
 
 
 def texts(folder: Path) -> None:
     """Twelve documents of made-up prose: the same on every machine, and not part of any version."""
-    words = [
-        "the",
-        "model",
-        "reads",
-        "a",
-        "long",
-        "text",
-        "and",
-        "gives",
-        "every",
-        "token",
-        "its",
-        "own",
-        "probability",
-        "before",
-        "it",
-        "sees",
-        "what",
-        "follows",
-    ]
+    words = WORDS.split()
     dice = random.Random(7)
     documents = [" ".join(dice.choice(words) for _ in range(dice.randint(20, 120))) + "." for _ in range(12)]
     (folder / "documents.jsonl").write_text("".join(json.dumps({"text": d}) + "\n" for d in documents))
@@ -87,7 +69,7 @@ def all_commands() -> dict[str, list[str]]:
                 model,
                 *corpus,
                 "--num-samples",
-                "12" if model != MODEL else "4",
+                "4" if model == MODEL else "12",
                 "--method",
                 method,
                 *sizes,

@@ -1,148 +1,107 @@
-"""How far a run can be spread: what is measured on this machine, and a simulation of up to 1,024 replicas from it.
+"""What one driver of replicas takes: the loop and the journal alone, and with answers that come through Ray.
 
-    python benchmarks/scale.py --measure            the driver's rate, and what Ray adds to a block of answers
-    python benchmarks/scale.py --simulate           efficiency for 1 to 1,024 replicas, event by event
-    python benchmarks/scale.py --simulate --driver 9e6 --saved 2e6 --replicas 64 256
+    python benchmarks/scale.py [--windows 2000] [--replicas 1 2 4 8]
 
-The rates of replicas are figures of benchmarks/RESULTS.md; everything else that goes in is printed with the result.
+The engine costs nothing, so what is left is the driver: targets per second, and its CPU time for a block and a target.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+import free_engine
+from prob_rows import plan_of
 
-from scale_simulation import Assumptions, Job, Measured, Outcome, Simulation
+from scoremode.core.engine.base import Engine
+from scoremode.core.engine.plugin import Work
+from scoremode.core.engine.registry import choose, registry
+from scoremode.core.plan.plan import Plan
+from scoremode.core.scores.journal import Journal
+from scoremode.core.verbs.replicas import Spread
+from scoremode.core.verbs.scoring import answered
+from scoremode.remote.ray.replicas import RayReplicas
 
-from scoremode.remote.ray.replica import BLOCK_BYTES, block_seconds
-
-H200_8B = 39_322.0  # tokens/s of one H200, Llama-3.1-8B in bfloat16, all columns, exact head: benchmarks/RESULTS.md
-H200_HALF_B = 390_110.0  # the shape of Qwen2.5-0.5B
+HERE = Path(__file__).resolve().parent
+LARGE, SMALL = 4 << 20, 1 << 17  # bytes of a block
 BYTES_PER_TARGET = 8 + 8 + 8 + 4 + 8
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+PASSES = 3  # the best counts
 
 
-@dataclass(frozen=True)
-class Case:
-    """A table of the simulation."""
-
-    title: str
-    rate: float  # tokens/s of one replica
-    assumed: Assumptions
-    tokens: float | None = None  # in all; None: the same time for every number of replicas
-    seconds: float = 600.0  # of pure work per replica, if ``tokens`` is None
-
-
-def cases() -> list[Case]:
-    usual = Assumptions()
-    quiet = replace(usual, failures_per_gpu_hour=0.0, slow_share=0.0, jitter=0.0)
-    often = replace(usual, failures_per_gpu_hour=1000 * usual.failures_per_gpu_hour)
-    large = replace(usual, gpus_per_replica=4, start_median=300.0)
-    return [
-        Case("8B, one corpus of 10 billion tokens", H200_8B, usual, 1e10),
-        Case("8B, ten minutes of work for each replica", H200_8B, usual),
-        Case("8B, ten minutes each, nothing but starts: no failures, no slow replicas", H200_8B, quiet),
-        Case("8B, one hour each, failures 1,000 times as often", H200_8B, often, seconds=3600.0),
-        Case(
-            "70B on four GPUs, one hour each; rate: the 8B's by weights (assumed)",
-            4 * H200_8B * 8 / 70,
-            large,
-            seconds=3600.0,
-        ),
-        Case("0.5B, ten minutes each", H200_HALF_B, usual),
-    ]
+def taken(engine: Engine, plan: Plan) -> dict[str, float]:
+    """Seconds and CPU seconds of this process to score a plan into a journal."""
+    with tempfile.TemporaryDirectory(prefix="scoremode-scale-") as folder:
+        journal = Journal(Path(folder) / "partial.journal", {"measured": "driver"}, plan.target_counts)
+        wall, cpu = time.perf_counter(), time.process_time()
+        for index, answers in answered(engine, plan):
+            journal.add(index, answers, 0.0)
+        figures = {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
+        journal.close()
+    return figures
 
 
-def simulate(case: Case, measured: Measured, replicas: int, seeds: int) -> Outcome:
-    """The mean outcome of several runs."""
-    measured = replace(measured, tokens_per_second=case.rate)
-    tokens = int(case.tokens or case.seconds * measured.tokens_per_second * replicas)
-    job = Job(tokens, block_tokens(measured, replicas))
-    found = [Simulation(job, replicas, measured, case.assumed, seed).run() for seed in range(seeds)]
-    names = [name for name in asdict(found[0]) if name != "replicas"]
-    mean = {name: sum(getattr(one, name) for one in found) / seeds for name in names}
-    return replace(found[0], **mean)
+def through_ray(replicas: int, plan: Plan, block: int) -> dict[str, float]:
+    """As ``taken``, from replicas that answer at once, all of them being there."""
+    chosen = choose(f"free:block={block}", None, {}, None)
+    engine = RayReplicas(chosen, Spread(replicas, cpus_per_replica=0.1), None).engine(Work(), None)
+    try:
+        engine.pool.wait_for_all(300)
+        taken(engine, plan)  # rates are known from now on
+        passes = [taken(engine, plan) for _ in range(PASSES)]
+    finally:
+        engine.close()
+    return min(passes, key=lambda figures: figures["cpu_seconds"])
 
 
-def block_tokens(measured: Measured, replicas: int) -> int:
-    """A block is sent when it is large or old; every token is a target here."""
-    old = block_seconds(replicas) * measured.tokens_per_second
-    return int(min(BLOCK_BYTES / BYTES_PER_TARGET, max(2048, old)))
+def measure(windows: int, replicas: Sequence[int]) -> dict[str, Any]:
+    """Targets per second of the driver, and the CPU time that Ray adds for each block."""
+    _plug_in()
+    results: dict[str, Any] = {"cores": os.cpu_count(), "without_ray": {}, "with_ray": {}}
+    for targets in (512, 2048):
+        plan = plan_of(windows * 2048 // targets, targets)
+        passes = [taken(free_engine.FreeEngine(), plan) for _ in range(PASSES)]
+        best = min(passes, key=lambda figures: figures["seconds"])
+        results["without_ray"][targets] = {"targets_per_second": plan.targets / best["seconds"], **best}
+    plan = plan_of(windows, 2048)
+    for count in replicas:
+        large, small = (through_ray(count, plan, block) for block in (LARGE, SMALL))
+        results["with_ray"][count] = _split(plan, large, small)
+    return results
 
 
-COLUMNS = (
-    "replicas",
-    "hours",
-    "efficiency",
-    "starting",
-    "slow or lost",
-    "idle",
-    "waiting for the driver",
-    "driver busy",
-    "deaths",
-    "then saving",
-)
+def _split(plan: Plan, large: dict[str, float], small: dict[str, float]) -> dict[str, float]:
+    """Two sizes of blocks, two unknowns: seconds for a block, and for a target."""
+    blocks = [plan.targets * BYTES_PER_TARGET / block for block in (LARGE, SMALL)]
+    per_block = (small["cpu_seconds"] - large["cpu_seconds"]) / (blocks[1] - blocks[0])
+    return {
+        "targets_per_second": plan.targets / large["seconds"],
+        "cpu_seconds_per_block": per_block,
+        "cpu_seconds_per_target": (large["cpu_seconds"] - blocks[0] * per_block) / plan.targets,
+    }
 
 
-def line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def row(one: Outcome) -> str:
-    parts = (one.starting, one.slow_or_lost, one.idle, one.waiting_for_driver)
-    shares = [f"{one.share(part):.1%}" for part in parts]
-    busy = f"{one.driver_busy / one.seconds:.1%}"
-    hours = f"{one.seconds / 3600:.2f}"
-    last = [busy, f"{one.deaths:.1f}", f"{one.saving / 3600:.2f} h"]
-    return line([f"{one.replicas:,}", hours, f"**{one.efficiency:.1%}**", *shares, *last])
-
-
-def print_simulation(arguments: argparse.Namespace) -> None:
-    measured = Measured(
-        tokens_per_second=0.0,
-        driver_targets_per_second=arguments.driver,
-        saved_targets_per_second=arguments.saved,
-        block_seconds=arguments.block_seconds,
-        block_seconds_per_replica=arguments.block_seconds_per_replica,
-    )
-    print(f"measured: {json.dumps(asdict(measured))}")
-    print(f"{arguments.seeds} runs each")
-    for case in (case for case in cases() if arguments.only in case.title):
-        print(f"\n### {case.title}\n\nassumed: {json.dumps(asdict(case.assumed))}\n")
-        print(f"{line(COLUMNS)}\n|{'---|' * len(COLUMNS)}")
-        for replicas in arguments.replicas:
-            print(row(simulate(case, measured, replicas, arguments.seeds)), flush=True)
+def _plug_in() -> None:
+    """The engine of this benchmark, here and in the processes of replicas."""
+    folder = free_engine.install(Path(tempfile.mkdtemp(prefix="scoremode-free-")))
+    paths = [str(folder), str(HERE), str(HERE.parent / "src")]
+    sys.path[:0] = paths[:2]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])
+    registry.cache_clear()
 
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--simulate", action="store_true")
-    parser.add_argument("--measure", action="store_true")
-    parser.add_argument("--windows", type=int, default=2000, help="that are measured, of 2,048 targets each")
-    parser.add_argument("--measured-replicas", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--driver", type=float, default=7.5e6, help="targets/s that the driver takes")
-    parser.add_argument("--saved", type=float, default=1e6, help="targets/s of statistics and saving")
-    parser.add_argument("--block-seconds", type=float, default=0.0014, help="of the driver, for each block of answers")
-    parser.add_argument("--block-seconds-per-replica", type=float, default=0.0, help="more for each replica")
-    parser.add_argument("--replicas", type=int, nargs="+", default=SIZES)
-    parser.add_argument("--only", default="", metavar="WORDS", help="only tables with these words in their title")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--windows", type=int, default=2000, help="of 2,048 targets each")
+    parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2, 4, 8])
     arguments = parser.parse_args(words)
-    if not (arguments.simulate or arguments.measure):
-        parser.error("give --simulate, --measure or both")
-    if arguments.measure:
-        from scale_measurement import measure
-
-        print(json.dumps(measure(arguments.windows, tuple(arguments.measured_replicas)), indent=1))
-    if arguments.simulate:
-        print_simulation(arguments)
+    print(json.dumps(measure(arguments.windows, arguments.replicas), indent=1))
     return 0
 
 

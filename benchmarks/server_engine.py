@@ -5,7 +5,7 @@ ours    the engine: bounded threads, every position checked, the server compared
 
 The two take turns, and change places in every repeat. The ratio is that of the median times; it must be at least 0.90.
 
-    python benchmarks/server_engine.py --url http://localhost:8000 --model NAME [--context 2048] [--windows 64] [--json]
+    python benchmarks/server_engine.py --url http://localhost:8000 --model NAME [--context 2048] [--windows 64]
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import httpx
 import numpy as np
@@ -61,13 +60,12 @@ async def _plain(url: str, bodies: list[bytes], concurrency: int) -> float:
         return time.perf_counter() - began
 
 
-def measure(
-    url: str, model: str, *, tokenizer: str | None, context: int, windows: int, concurrency: int, repeat: int
-) -> dict[str, Any]:
-    """Tokens per second of both ways, and their ratio."""
+def measure(given: argparse.Namespace) -> dict[str, float]:
+    """Tokens per second of both ways."""
     from scoremode.core.text.corpus import load
 
-    chosen = choose(model, url, {"concurrency": concurrency}, tokenizer)
+    context, windows = given.context, given.windows
+    chosen = choose(given.model, given.url, {"concurrency": given.concurrency}, given.tokenizer)
     text = "\n\n".join(load("python-docs").texts())[: 8 * context * windows]
     ids = chosen.subject.tokenizer.encode(text, special=False).ids
     made = own_windows(np.resize(ids, (windows, context)))  # a short text repeats
@@ -77,22 +75,12 @@ def measure(
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     plain(engine, WindowList(made.items[: max(1, windows // 8)]))  # the server's first prompts may be slower
     try:
-        for number in range(repeat):
+        for number in range(given.repeat):
             for name in sorted(ways, reverse=number % 2 == 0):
                 seconds[name].append(ways[name](engine, made))
     finally:
         engine.close()
-    tokens = context * windows
-    speeds = {name: tokens / statistics.median(found) for name, found in seconds.items()}
-    return {
-        "server": engine.facts.settings,
-        "context": context,
-        "windows": windows,
-        "concurrency": concurrency,
-        "tokens_per_second": {name: round(speed, 1) for name, speed in speeds.items()},
-        "seconds": {name: [round(s, 3) for s in found] for name, found in seconds.items()},
-        "ratio": round(speeds["ours"] / speeds["plain"], 4),
-    }
+    return {name: context * windows / statistics.median(times) for name, times in seconds.items()}
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -104,24 +92,13 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--windows", type=int, default=64)
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
     given = parser.parse_args(words)
-    found = measure(
-        given.url,
-        given.model,
-        tokenizer=given.tokenizer,
-        context=given.context,
-        windows=given.windows,
-        concurrency=given.concurrency,
-        repeat=given.repeat,
-    )
-    if given.json:
-        print(json.dumps(found))
-    else:
-        for name, speed in found["tokens_per_second"].items():
-            print(f"{name:<6} {speed:>12,.1f} tokens/s")
-        print(f"ratio  {found['ratio']:>12.3f}   (at least {TARGET:.2f})")
-    return 0 if found["ratio"] >= TARGET else 1
+    speeds = measure(given)
+    for name, speed in speeds.items():
+        print(f"{name:<6} {speed:>12,.1f} tokens/s")
+    ratio = speeds["ours"] / speeds["plain"]
+    print(f"ratio  {ratio:>12.3f}   (at least {TARGET:.2f})")
+    return 0 if ratio >= TARGET else 1
 
 
 if __name__ == "__main__":

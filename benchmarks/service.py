@@ -6,7 +6,7 @@ service   ``scoremode serve`` and N processes that score a share of the windows 
 Each runs after the other on the same device; the first pass of each is not timed. The clients are connected before the
 clock starts, and the time is that of the last one. The ratio of tokens per second must be at least 0.95 on a GPU.
 
-    python benchmarks/service.py --shape llama-8b [--clients 8] [--context 2048] [--windows 128] [--repeat 3] [--json]
+    python benchmarks/service.py --shape llama-8b [--clients 8] [--context 2048] [--windows 128] [--repeat 3]
     python benchmarks/service.py --model FOLDER --flag=--max-num-seqs=64
     python benchmarks/service.py --shape tiny --dtype float32 --context 256 --windows 64 --clients 2     # anywhere
 """
@@ -36,6 +36,7 @@ from common import (
     child_result,
     last_error,
     own_windows,
+    parsed_with_child,
     say,
     score_all,
     temporary_folder,
@@ -62,7 +63,7 @@ def score(engine: Any, windows: WindowList) -> float:
 # ── the engine in one process ────────────────────────────────────────────────────────────────────────────────────────
 def run_engine(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """In a process of its own, which writes its result into a file."""
-    words = [str(Path(__file__).resolve()), *asked.words, "--role", "engine", "--at", str(folder)]
+    words = [str(Path(__file__).resolve()), *asked.words, "--child", "engine", "--folder", str(folder)]
     result, why = child_result(words, folder, SECONDS)
     if result is None:
         raise SystemExit(f"the engine failed: {why}")
@@ -77,7 +78,7 @@ def be_engine(asked: argparse.Namespace) -> None:
     extra |= {name.replace("-", "_"): _value(value) for name, value in _flags(asked)}
     own = {n: extra.pop(n) for n in ("max_num_batched_tokens", "gpu_memory_utilization", "enforce_eager") if n in extra}
     arguments = LaunchArguments(head=asked.head, dtype=asked.dtype, max_model_len=asked.context, extra=extra, **own)
-    with VllmEngine(asked.model or asked.at, arguments) as engine:
+    with VllmEngine(asked.model or asked.folder, arguments) as engine:
         assert engine.facts.vocabulary is not None
         windows = make_windows(engine.facts.vocabulary, asked.context, asked.windows)
         mean, seconds = score(engine, windows), []
@@ -111,7 +112,7 @@ def start_server(asked: argparse.Namespace, folder: Path) -> tuple[subprocess.Po
     words += ["--max-model-len", str(asked.context), "--disable-uvicorn-access-log"]
     words += [] if asked.model else ["--load-format", "dummy"]
     words += [] if asked.dtype is None else ["--dtype", asked.dtype]
-    words += asked.flag + asked.server_flag
+    words += asked.flag
     log = folder / "server.log"
     with log.open("wb") as output:
         server = subprocess.Popen(words, env=child_environment(), stdout=output, stderr=output, start_new_session=True)
@@ -138,10 +139,7 @@ def stop(server: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def running(asked: argparse.Namespace, folder: Path) -> Iterator[str]:
-    """The address of a service: of one that is there, or of one that is stopped at the end."""
-    if asked.url:
-        yield asked.url
-        return
+    """The address of a service that is stopped at the end."""
     began = time.monotonic()
     server, address = start_server(asked, folder)
     say(f"the server answers after {time.monotonic() - began:.0f} s")
@@ -213,7 +211,7 @@ def write_model(asked: argparse.Namespace) -> Path:
 
 def main(words: Sequence[str] | None = None) -> int:
     asked = parse(words)
-    if asked.role == "engine":
+    if asked.child:
         be_engine(asked)
         return 0
     folder = write_model(asked)
@@ -229,8 +227,6 @@ def main(words: Sequence[str] | None = None) -> int:
     say(f"service / engine  {ratio:.3f}, at least {TARGET} wanted: {'yes' if ratio >= TARGET else 'NO'}")
     means = f"{engine['mean_logprob']:.6f} and {service['mean_logprob']:.6f}"
     say(f"mean log-probability {means}: {'same' if same else 'NO'}")
-    if asked.json:
-        print(json.dumps({"engine": engine, "service": service, "ratio": ratio, "clients": asked.clients}))
     return 0 if same else 1
 
 
@@ -238,7 +234,6 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="tiny")
     parser.add_argument("--model", help="a folder with real weights, in place of a shape")
-    parser.add_argument("--url", help="a service that runs already, with the same model and flags")
     parser.add_argument("--served-name", default="served", help="of the model, in the service")
     parser.add_argument("--dtype")
     parser.add_argument("--head", default="exact")
@@ -247,13 +242,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--windows", type=int, default=128)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--flag", action="append", default=[], help="--flag=--NAME=VALUE: for both")
-    parser.add_argument("--server-flag", action="append", default=[], help="--server-flag=--NAME: for the server alone")
-    parser.add_argument("--json", action="store_true")
-    for hidden in ("--role", "--result", "--at"):
-        parser.add_argument(hidden, default="", help=argparse.SUPPRESS)
-    asked = parser.parse_args(words)
-    asked.words = sys.argv[1:] if words is None else list(words)
-    return asked
+    return parsed_with_child(parser, words)
 
 
 if __name__ == "__main__":

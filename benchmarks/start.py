@@ -24,6 +24,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+SENTENCE = "the model reads a long text and gives every token its own share of it"
 PHASES = {  # function -> phase; the time of inner phases is subtracted from outer ones
     "scoremode.core.models.facts._fingerprint": "hashing the checkpoint",
     "scoremode.core.text.tokenizer.HuggingFaceTokenizer.load": "loading the tokenizer",
@@ -128,23 +129,7 @@ if __name__ == "__main__":
 
 def write_text(path: Path, tokens: int) -> None:
     """Words that a tokenizer encodes as about one token each."""
-    words = [
-        "the",
-        "model",
-        "reads",
-        "a",
-        "long",
-        "text",
-        "and",
-        "gives",
-        "every",
-        "token",
-        "its",
-        "own",
-        "share",
-        "of",
-        "it",
-    ]
+    words = SENTENCE.split()
     dice = random.Random(3)
     path.write_text(" ".join(dice.choice(words) for _ in range(tokens)))
 
@@ -209,10 +194,9 @@ def measure(given: argparse.Namespace) -> None:
             ours.append(took)
             phases.append(split)
         _print(given, ours, theirs, phases)
-        if not given.no_session:
-            for number, (took, scoring) in enumerate(session(given, text, kept), 1):
-                rest = took - scoring
-                print(f"question {number} to an open engine: {took:.2f} s; scoring {scoring:.2f}, the rest {rest:.2f}")
+        for number, (took, scoring) in enumerate(session(given, text, kept), 1):
+            rest = took - scoring
+            print(f"question {number} to an open engine: {took:.2f} s; scoring {scoring:.2f}, the rest {rest:.2f}")
 
 
 def _print(given: argparse.Namespace, ours: list[float], theirs: list[float], phases: list[dict[str, float]]) -> None:
@@ -235,7 +219,6 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", default=None, help="of the stock start (default: float32 on a CPU, else bfloat16)")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--first", action="store_true", help="without kernels that were compiled before")
-    parser.add_argument("--no-session", action="store_true")
     parser.add_argument(
         "--option", action="append", default=[], help="a flag for scoremode, as in --option=--enforce-eager"
     )

@@ -6,7 +6,7 @@ labels    model(ids, labels=ids): mean loss only
 naive     log_softmax(model(ids).logits.float()) + gather: logprob only
 scoremode every column: logprob, rank, entropy, top token and its logprob
 
-    python benchmarks/transformers_engine.py [--context 2048] [--windows 2] [--repeat 3] [--json]
+    python benchmarks/transformers_engine.py [--context 2048] [--windows 2] [--repeat 3]
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from common import child_result, last_lines, own_windows, peak_mib, score_all, temporary_folder
+from common import own_windows, parsed_with_child, peak_mib, score_all, temporary_folder, variant_result
 
-SECONDS = 3600  # that a variant may take
 VARIANTS = ("body", "matmul", "labels", "naive", "scoremode")
 
 
@@ -103,18 +102,17 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--windows", type=int, default=2)
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--child", choices=VARIANTS, help=argparse.SUPPRESS)
-    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
-    arguments = parser.parse_args(words)
+    parser.add_argument("--timeout", type=float, default=3600, help="seconds a variant may take")
+    arguments = parsed_with_child(parser, words)
     if arguments.child:
-        arguments.result.write_text(json.dumps(child(arguments.child, arguments)))
+        Path(arguments.result).write_text(json.dumps(child(arguments.child, arguments)))
         return 0
-    results, work, given = {}, temporary_folder("benchmark"), sys.argv[1:] if words is None else words
+    results, work = {}, temporary_folder("benchmark")
     for variant in VARIANTS:
-        results[variant], why = child_result([__file__, *given, "--child", variant], work, SECONDS)
-        if results[variant] is None:
-            sys.exit(f"{variant}: {why}\n{last_lines(work / 'log.txt', 15)}")
+        command = [__file__, *arguments.words, "--child", variant]
+        results[variant] = variant_result(variant, command, work, arguments)
+        if "error" in results[variant]:
+            return 1
     report(arguments, results)
     return 0
 
@@ -122,9 +120,6 @@ def main(words: Sequence[str] | None = None) -> int:
 def report(arguments: argparse.Namespace, results: dict[str, dict[str, float]]) -> None:
     floor = results["body"]["seconds"] + results["matmul"]["seconds"]
     tokens = arguments.context * arguments.windows
-    if arguments.json:
-        print(json.dumps({"floor_seconds": floor, "tokens": tokens, "variants": results}, indent=1))
-        return
     import torch
     import transformers
 

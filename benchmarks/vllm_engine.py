@@ -2,8 +2,6 @@
 
 plain      generate one token, no log-probabilities: no way of scoring can be faster
 logprobs0  prompt_logprobs=0: log-probability and rank of each prompt token
-logprobs1  prompt_logprobs=1: what lm-evaluation-harness uses
-flat       prompt_logprobs=0, flat_logprobs=True, detokenize=False: the cheapest that stock vLLM offers
 ours       every column: logprob, rank, entropy, top token and its logprob; exact head
 against    like ours, plus KL to a reference of the same prompts, made by the same engine; × ours in the same process
 
@@ -11,10 +9,9 @@ Weights are random (``load_format=dummy``) in the shapes named, or real with ``-
 so no variant spends time on decoding text. Prefix caching is off, and so is compilation.
 
 ``scoring MiB`` is what the scoring call itself allocates at its peak, measured inside the worker in a pass that is not
-timed; ``step MiB`` is the peak of whole steps above the idle engine (layers included). ``host µs`` is CPU time of the
-front-end process per token.
+timed; ``step MiB`` is the peak of whole steps above the idle engine (layers included).
 
-    python benchmarks/vllm_engine.py [--shapes llama-8b,llama-8b-w4a16,qwen-0.5b] [--variants …] [--repeat 3] [--json]
+    python benchmarks/vllm_engine.py [--shapes llama-8b,llama-8b-w4a16,qwen-0.5b] [--variants …] [--repeat 3]
     python benchmarks/vllm_engine.py --shapes tiny --dtype float32 --context 256 --prompts 8        # anywhere
 """
 
@@ -22,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import sys
 import time
@@ -32,13 +28,13 @@ from typing import Any
 
 from common import (
     PROBE,
-    child_result,
-    last_lines,
+    llama_shape,
     own_windows,
     parsed_with_child,
     say,
     score_all,
     temporary_folder,
+    variant_result,
     write_config,
 )
 
@@ -46,73 +42,25 @@ from scoremode.core.engine.base import Wanted
 from scoremode.core.engine.baseline import states_in
 from scoremode.core.scores.answers import measured
 
-VARIANTS = ("plain", "logprobs0", "logprobs1", "flat", "ours", "against")
-PARAMETERS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "logprobs0": {"prompt_logprobs": 0},
-    "logprobs1": {"prompt_logprobs": 1},
-    "flat": {"prompt_logprobs": 0, "flat_logprobs": True},
-}
+VARIANTS = ("plain", "logprobs0", "ours", "against")
+PARAMETERS: dict[str, dict[str, Any]] = {"plain": {}, "logprobs0": {"prompt_logprobs": 0}}
 LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "bos_token_id": 1,
-    "eos_token_id": 2,
+    **llama_shape((4096, 14336, 32, 32, 8, 128256)),
+    **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "torch_dtype": "bfloat16"},
+    **{"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "bos_token_id": 1, "eos_token_id": 2},
 }
+FOUR_BITS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": True, "dynamic": False}
+GROUP = {"targets": ["Linear"], "weights": FOUR_BITS, "input_activations": None, "output_activations": None}
 W4A16 = {
-    "quant_method": "compressed-tensors",
-    "format": "pack-quantized",
-    "quantization_status": "compressed",
-    "ignore": ["lm_head"],
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": {
-                "num_bits": 4,
-                "type": "int",
-                "strategy": "group",
-                "group_size": 128,
-                "symmetric": True,
-                "dynamic": False,
-            },
-            "input_activations": None,
-            "output_activations": None,
-        }
-    },
+    **{"quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed"},
+    **{"ignore": ["lm_head"], "config_groups": {"group_0": GROUP}},
 }
-QWEN = LLAMA | {
-    "architectures": ["Qwen2ForCausalLM"],
-    "model_type": "qwen2",
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "vocab_size": 151936,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1000000.0,
-    "tie_word_embeddings": True,
+QWEN = {
+    **LLAMA,
+    **llama_shape((896, 4864, 24, 14, 2, 151936), tied=True),
+    **{"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "rms_norm_eps": 1e-6, "rope_theta": 1000000.0},
 }
-TINY = LLAMA | {
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 8003,
-}
+TINY = LLAMA | llama_shape((256, 512, 2, 4, 2, 8003))
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-8b": LLAMA,
     "llama-8b-w4a16": LLAMA | {"quantization_config": W4A16},
@@ -232,7 +180,6 @@ class Against(Ours):
 def child(variant: str, model: str, arguments: argparse.Namespace) -> dict[str, Any]:
     import numpy as np
 
-    begin = time.perf_counter()
     engine_arguments: dict[str, Any] = {
         "dtype": arguments.dtype,
         "enforce_eager": True,
@@ -244,11 +191,10 @@ def child(variant: str, model: str, arguments: argparse.Namespace) -> dict[str, 
     }
     ours = {"ours": Ours, "against": Against}.get(variant)
     contender = ours(model, engine_arguments) if ours else Stock(model, engine_arguments, variant)
-    started = time.perf_counter() - begin
     vocabulary = int(contender.llm.llm_engine.vllm_config.model_config.get_vocab_size())
-    random = np.random.default_rng(1)
-    ids = random.integers(0, vocabulary, (arguments.prompts, arguments.context), dtype=np.int32)
-    warm = ids[: max(1, arguments.prompts // 4)]
+    random, prompts = np.random.default_rng(1), arguments.prompts or PROMPTS.get(arguments.shape, 64)
+    ids = random.integers(0, vocabulary, (prompts, arguments.context), dtype=np.int32)
+    warm = ids[: max(1, prompts // 4)]
     contender.prepare(ids)
     contender.run(warm)
     times, result = time_passes(contender, ids, arguments.repeat)
@@ -259,11 +205,7 @@ def child(variant: str, model: str, arguments: argparse.Namespace) -> dict[str, 
         memory = contender.llm.collective_rpc("scoremode_meter_end")[0]
     found = {
         "tokens_per_second": ids.size / statistics.median(seconds),
-        "fastest": ids.size / min(seconds),
-        "seconds": seconds,
-        "host_us_per_token": 1e6 * statistics.median(times["host"]) / ids.size,
         "mean_logprob": contender.mean_logprob(result, ids),
-        "start_seconds": started,
         "x_alone": statistics.median(seconds) / statistics.median(alone) if alone else None,
         **memory,
     }
@@ -272,15 +214,14 @@ def child(variant: str, model: str, arguments: argparse.Namespace) -> dict[str, 
 
 
 def time_passes(contender: Contender, ids: Any, repeat: int) -> tuple[dict[str, list[float]], Any]:
-    """Wall and host time of each pass, and the result of the last one; for a comparison, also of scoring alone."""
-    times: dict[str, list[float]] = {"seconds": [], "host": [], "alone": []}
+    """The time of each pass, and the result of the last one; for a comparison, also of scoring alone."""
+    times: dict[str, list[float]] = {"seconds": [], "alone": []}
     result: Any = None
     for _ in range(repeat):
         result = None  # the results of the last pass must not be freed while the next one is timed
-        used, begin = cpu_seconds(), time.perf_counter()
+        begin = time.perf_counter()
         result = contender.run(ids)
         times["seconds"].append(time.perf_counter() - begin)
-        times["host"].append(cpu_seconds() - used)
         if isinstance(contender, Against):
             begin = time.perf_counter()
             Ours.run(contender, ids)
@@ -288,59 +229,46 @@ def time_passes(contender: Contender, ids: Any, repeat: int) -> tuple[dict[str, 
     return times, result
 
 
-def cpu_seconds() -> float:
-    """Of this process, all threads; the engine core and the workers are separate processes."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
-
-
 # ── in the parent ────────────────────────────────────────────────────────────────────────────────────────────────────
 def main(words: Sequence[str] | None = None) -> int:
     arguments = parse(words)
+    if not arguments.child:
+        check_names(arguments)
+    return run_shapes(__file__, arguments, child, report)
+
+
+def run_shapes(
+    script: str, arguments: argparse.Namespace, child: Callable[..., Any], report: Callable[..., None], **changes: str
+) -> int:
+    """All variants of all shapes, each in a process of its own: this one, if it is such a child."""
     if arguments.child:
         result = child(arguments.child, arguments.folder, arguments)
         Path(arguments.result).write_text(json.dumps(result), encoding="utf-8")
         return 0
-    work = temporary_folder("benchmark")
-    shapes = ["model"] if arguments.model else arguments.shapes.split(",")
-    variants = arguments.variants.split(",")
-    check_names(shapes, variants, bool(arguments.model))
-    results: dict[str, dict[str, dict[str, Any]]] = {}
-    for shape in shapes:
+    work, failed = temporary_folder("benchmark"), False
+    for shape in ["model"] if arguments.model else arguments.shapes.split(","):
         folder = Path(arguments.model) if arguments.model else write_config(work / shape, SHAPES[shape])
-        results[shape] = {variant: measure(shape, variant, folder, work, arguments) for variant in variants}
-        if not arguments.json:
-            report(shape, results[shape], arguments)
-    if arguments.json:
-        print(json.dumps({"context": arguments.context, "dtype": arguments.dtype, "shapes": results}, indent=1))
-    return int(any("error" in r for variants_of in results.values() for r in variants_of.values()))
+        results = {}
+        for variant in arguments.variants.split(","):
+            command = [script, *arguments.words, "--child", variant, "--folder", str(folder), "--shape", shape]
+            results[variant] = variant_result(f"{shape} {variant}", command, work, arguments, **changes)
+            failed |= "error" in results[variant]
+        report(shape, results, arguments)
+    return int(failed)
 
 
-def check_names(shapes: list[str], variants: list[str], real: bool) -> None:
-    for name, known in [(s, SHAPES) for s in shapes if not real] + [(v, dict.fromkeys(VARIANTS)) for v in variants]:
-        if name not in known:
-            sys.exit(f"error: {name} is not known: one of {', '.join(known)}")
-
-
-def measure(shape: str, variant: str, folder: Path, work: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    prompts = arguments.prompts or PROMPTS.get(shape, 64)
-    own = ["--child", variant, "--folder", str(folder), "--prompts", str(prompts)]
-    begin = time.perf_counter()
-    found, why = child_result([__file__, *arguments.words, *own], work, arguments.timeout)
-    took = time.perf_counter() - begin
-    if found is None:
-        say(f"{shape} {variant}: FAILED after {took:.0f} s: {why}")
-        say(last_lines(work / "log.txt", arguments.log_lines))
-        return {"error": why}
-    say(f"{shape} {variant}: {found['tokens_per_second']:,.0f} tokens/s, {took:.0f} s in all")
-    return dict(found)
+def check_names(arguments: argparse.Namespace) -> None:
+    shapes = [] if arguments.model else arguments.shapes.split(",")
+    for names, choices in ((shapes, (*SHAPES,)), (arguments.variants.split(","), VARIANTS)):
+        for name in names:
+            if name not in choices:
+                sys.exit(f"error: {name} is not known: one of {', '.join(choices)}")
 
 
 def report(shape: str, results: dict[str, dict[str, Any]], arguments: argparse.Namespace) -> None:
     plain = results.get("plain", {}).get("tokens_per_second")
     print(f"\n{shape}, {arguments.dtype}, prompts of {arguments.context} tokens, {arguments.batch_tokens} per batch")
-    titles = f"{'host µs':>8} {'scoring MiB':>12} {'step MiB':>9} {'mean logp':>10}"
-    print(f"{'':10} {'tokens/s':>10} {'× plain':>8} {titles}")
+    print(f"{'':10} {'tokens/s':>10} {'× plain':>8} {'scoring MiB':>12} {'step MiB':>9} {'mean logp':>10}")
     show: Callable[[Any, str], str] = lambda value, form: "-" if value is None else format(value, form)  # noqa: E731
     for name, r in results.items():
         if "error" in r:
@@ -349,7 +277,7 @@ def report(shape: str, results: dict[str, dict[str, Any]], arguments: argparse.N
         ratio = r["tokens_per_second"] / plain if plain else None
         memory = f"{show(r.get('scoring_mib'), '.0f'):>12} {show(r.get('step_mib'), '.0f'):>9}"
         print(
-            f"{name:10} {r['tokens_per_second']:10,.0f} {show(ratio, '.3f'):>8} {r['host_us_per_token']:8.2f} "
+            f"{name:10} {r['tokens_per_second']:10,.0f} {show(ratio, '.3f'):>8} "
             f"{memory} {show(r['mean_logprob'], '.4f'):>10}"
         )
     ours, stock = results.get("ours", {}), results.get("logprobs0", {})
@@ -383,8 +311,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch-tokens", type=int, default=8192, help="max_num_batched_tokens, the same for all")
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.85)
     parser.add_argument("--timeout", type=float, default=240, help="seconds a variant may take, start included")
-    parser.add_argument("--log-lines", type=int, default=15, help="of a variant that failed")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--shape", default="tiny", help=argparse.SUPPRESS)  # of a child
     return parsed_with_child(parser, words)
 
 

@@ -84,6 +84,7 @@ def s3_server() -> Iterator[Server]:
         from werkzeug.serving import WSGIRequestHandler, make_server
     except ImportError:
         pytest.skip("needs moto")
+    pytest.importorskip("s3fs", reason="needs s3fs")
 
     class Quiet(WSGIRequestHandler):  # type: ignore[misc]
         protocol_version = "HTTP/1.1"

@@ -55,8 +55,13 @@ PLAIN_FILES: list[tuple[str, str, bytes, str]] = [
     ("a list for a row", "a.jsonl", b"[1, 2]", "line 1 is not a JSON object"),
     ("a number with 5,000 digits", "a.jsonl", b'{"text": ' + b"9" * 5000 + b"}", "line 1 is not JSON"),
     ("not Parquet", "a.parquet", b"PAR1 and nothing more", "not a Parquet file"),
-    ("rows of a number", "a.jsonl", b'{"text": 5}', "field 'text' is a number"),
-    ("rows of null", "a.jsonl", b'{"text": null}', "field 'text' is null"),
+    (
+        "rows of a number",
+        "a.jsonl",
+        b'{"text": 5}',
+        "is not text or a conversation (Expected `str | array`, got `int`)",
+    ),
+    ("rows of null", "a.jsonl", b'{"text": null}', "got `null`"),
     ("no text field", "a.jsonl", b'{"body": "x"}', "choose one with --field (body)"),
     ("no field at all", "a.jsonl", b"{}", "no field 'text'; use rows like"),
     ("text, then a chat", "a.jsonl", (TEXT + chat(USER)).encode(), "row 2 is not text as the first is"),
@@ -101,15 +106,15 @@ def bad_utf_8() -> pa.Table:
 
 # (what is wrong, the table, more arguments, words expected)
 TABLES: list[tuple[str, Callable[[], pa.Table], list[str], str]] = [
-    ("bad UTF-8", bad_utf_8, [], "row 2 is not UTF-8: byte 0xff at offset 2"),
+    ("bad UTF-8", bad_utf_8, [], "row 2 is not UTF-8 ('utf-8' codec can't decode byte 0xff in position 2"),
     ("no rows", lambda: pa.table({"text": pa.array([], pa.string())}), [], "contains no rows"),
     ("no columns", lambda: pa.table({}), [], "no field 'text'"),
-    ("numbers", lambda: pa.table({"text": [1, 2]}), [], "field 'text' is a number"),
-    ("numbers chosen", lambda: pa.table({"text": ["a"], "n": [1]}), ["--field", "n"], "field 'n' is a number"),
-    ("nested column", lambda: pa.table({"text": [{"a": "x"}]}), [], "field 'text' is an object"),
+    ("numbers", lambda: pa.table({"text": [1, 2]}), [], "field 'text' is not text"),
+    ("numbers chosen", lambda: pa.table({"text": ["a"], "n": [1]}), ["--field", "n"], "field 'n' is not text"),
+    ("nested column", lambda: pa.table({"text": [{"a": "x"}]}), [], "got `object`"),
     ("nested field", lambda: pa.table({"text": [{"a": "x"}]}), ["--field", "text.a"], "no column 'text.a'"),
-    ("bytes", lambda: pa.table({"text": [b"x"]}), [], "field 'text' is of type bytes"),
-    ("null", lambda: pa.table({"text": ["one", None]}), [], "row 2: field 'text' is null"),
+    ("bytes", lambda: pa.table({"text": [b"x"]}), [], "got `bytes`"),
+    ("null", lambda: pa.table({"text": ["one", None]}), [], "row 2: field 'text' is not text"),
     (
         "two columns of one name",
         lambda: pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"]),
@@ -169,7 +174,7 @@ def a_dead_link(path: Path) -> None:
     ("make", "words"),
     [
         (a_folder, "contains no text; put files there"),
-        (a_pipe, "is a pipe or a device, not a file; give it as standard input"),
+        (a_pipe, "cannot be read (it is not a plain file); name a plain file"),
         (a_loop, "Too many levels of symbolic links"),
         (a_dead_link, "there is no corpus or file"),
         (lambda _: None, "there is no corpus or file"),
@@ -185,7 +190,7 @@ def test_what_is_not_a_file(
 
 @pytest.mark.parametrize("device", ["/dev/zero", "/dev/null", "/dev/random"])
 def test_a_device_is_not_read(refused: Refused, device: str) -> None:
-    assert "is a pipe or a device" in refused("plan", "table:uniform", "--corpus", device)
+    assert "it is not a plain file" in refused("plan", "table:uniform", "--corpus", device)
 
 
 def test_a_name_that_is_too_long(refused: Refused) -> None:

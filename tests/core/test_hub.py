@@ -16,7 +16,7 @@ import pytest
 
 from scoremode.core import hub as reachable
 from scoremode.core.text.corpus import load
-from scoremode.core.text.tokenizer_file import load_transformers
+from scoremode.core.text.tokenizer_loading import load_transformers
 from scoremode.errors import CorpusError, ModelError
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scoremode.core.statistics.comparison import FIELDS, comparison_statistics
+from scoremode.core.statistics.comparison import FIELDS
 from scoremode.errors import OptionError
 from scoremode.reports.gate import Rule, check, parse
 from tests.core.statistics.test_comparison import compared, random_comparison
@@ -97,25 +97,25 @@ def test_the_value_or_surely_its_bound_is_judged(rule: str, why: str | None) -> 
 @pytest.mark.parametrize(
     ("name", "found", "reason"),
     [
-        ("kl_mean", comparison_statistics(compared([-1.0], [-1.0])), "KL was not measured"),
+        ("kl_mean", compared([-1.0], [-1.0]).statistics(), "KL was not measured"),
         (
             "kl_mean",
-            comparison_statistics(compared([-1.0] * 2, [-1.0] * 2, kl=[1, math.inf])),
+            compared([-1.0] * 2, [-1.0] * 2, kl=[1, math.inf]).statistics(),
             "targets with infinite KL: 1",
         ),
-        ("ppl_ratio", comparison_statistics(compared([-1.0], [-math.inf])), "targets with probability zero: 1"),
-        ("noise_floor_kl_mean", comparison_statistics(random_comparison(5)), "the noise floor was not measured"),
+        ("ppl_ratio", compared([-1.0], [-math.inf]).statistics(), "targets with probability zero: 1"),
+        ("noise_floor_kl_mean", random_comparison(5).statistics(), "the noise floor was not measured"),
         (
             "kl_mean_low",
-            comparison_statistics(random_comparison(4)),
+            random_comparison(4).statistics(),
             "4 groups give no ± (5 are needed)",
         ),
         (
             "kl_mean_stderr",
-            comparison_statistics(compared([-1.0], [-1.0], kl=[0.1])),
+            compared([-1.0], [-1.0], kl=[0.1]).statistics(),
             "1 group gives no ± (5 are needed)",
         ),
-        ("same_top", comparison_statistics(compared([], [])), "there are no targets"),
+        ("same_top", compared([], []).statistics(), "there are no targets"),
         ("same_top", {"name": "q4"}, "these statistics do not have it"),
     ],
 )
@@ -124,7 +124,7 @@ def test_what_is_not_known_fails_with_its_reason(name: str, found: dict[str, Any
 
 
 def test_every_field_can_be_named_and_a_hostile_name_stays_on_its_line() -> None:
-    found = {**comparison_statistics(random_comparison(20, noise_kl=[0.0])), "name": "q4\n\x1b[31m"}
+    found = {**random_comparison(20, noise_kl=[0.0]).statistics(), "name": "q4\n\x1b[31m"}
     for name in FIELDS:
         why = check(parse(f"{name} > -1e9"), found)
         assert why is not None
@@ -156,7 +156,7 @@ def test_of_few_documents_nothing_is_sure_unless_that_is_asked_for(rule: str) ->
 
 
 def test_being_sure_needs_an_error() -> None:
-    found = comparison_statistics(compared([-1.0], [-1.0], kl=[0.1]))
+    found = compared([-1.0], [-1.0], kl=[0.1]).statistics()
     assert check(parse("kl_mean > 5"), found) is None
     assert check(parse("kl_mean > 5 surely"), found) == (
         "q4: kl_mean cannot be judged 'surely': 1 group gives no ± (5 are needed)"

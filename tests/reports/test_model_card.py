@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scoremode.core.statistics.comparison import Comparison, comparison_statistics
+from scoremode.core.statistics.comparison import Comparison
 from scoremode.errors import RunError
 from scoremode.reports.model_card import code, markdown, model_index
 from scoremode.reports.numbers import statistics_for_people
@@ -42,7 +42,7 @@ def test_a_row_a_candidate_behind_the_baseline() -> None:
     assert [row[0] for row in table[2:]] == ["base-model (baseline)", "q4", "q8"]
     assert [row[1] for row in table[2:]] == ["–", "4.50", "–"]
     assert {len(row) for row in table} == {7}
-    found = comparison_statistics(random_comparison(50))
+    found = random_comparison(50).statistics()
     share, error = found["same_top"], found["same_top_stderr"]
     assert table[3][6] == f"{100 * share:.1f}% ± {100 * error:.1f}%"
     assert table[3][5] == f"{found['kl_p99']:.3g}"
@@ -124,7 +124,7 @@ def read_by_the_hub(block: str) -> Any:
 @pytest.mark.parametrize("name", ["q4", HOSTILE, 'quote " : - {x} # 😀', "yes", "1.5", ""])
 def test_the_hub_reads_the_metadata(name: str) -> None:
     c = random_comparison(20, name=name or "-", corpus=name or "-")
-    found = comparison_statistics(c)
+    found = c.statistics()
     data = read_by_the_hub(model_index(c))
     plain = "".join("�" if ch in "\n\x1b" else ch for ch in name or "-")
     assert data.model_name == plain

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from scoremode.core.statistics.comparison import Comparison, comparison_statistics
+from scoremode.core.statistics.comparison import Comparison
 from scoremode.errors import InputError
 from scoremode.reports.model_card import readme_parts
 from scoremode.reports.public_text import public_command, public_name, public_words
@@ -94,7 +94,7 @@ def test_the_hubs_evaluation_results_have_its_fields() -> None:
     assert list(files) == [".eval_results/q4.yaml", ".eval_results/q8.yaml"]
     (entry,) = yaml.safe_load(files[".eval_results/q4.yaml"])
     assert entry["dataset"] == {"id": "org/texts", "task_id": "ppl"}
-    assert entry["value"] == pytest.approx(comparison_statistics(comparisons[0])["ppl_candidate"], rel=1e-5)
+    assert entry["value"] == pytest.approx(comparisons[0].statistics()["ppl_candidate"], rel=1e-5)
     assert "base" in entry["notes"]
     assert entry.keys() <= {"dataset", "value", "date", "notes"}
 
@@ -114,7 +114,7 @@ def test_a_benchmark_that_the_hub_would_not_know_is_refused(given: tuple[str | N
 
 def test_json_has_both_kinds_of_numbers() -> None:
     comparisons = private_comparisons()
-    statistics = comparison_statistics(comparisons[0])
+    statistics = comparisons[0].statistics()
     found = json.loads(written("json", comparisons)["q4.json"])
     assert found["statistics"]["kl_mean"] == statistics["kl_mean"]
     value, error = found["for_people"]["kl_mean"].split(" ± ")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scoremode.core.statistics.comparison import Comparison, comparison_statistics
+from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.statistics.paired import PairedMeans, chance_of_no_change
 from scoremode.reports.comparisons import comparison_json, comparison_notes, summary
 from scoremode.reports.html.page import render
@@ -286,7 +286,7 @@ def test_few_texts_do_not_make_a_clear_loss_the_same() -> None:
     kl[0] = 0.002 * (GROUPS + 1)  # its bounds are on a log scale: mean 0.004, and low 0.7 of 0.002
     base, spread = np.full(GROUPS, -2.0), 0.01 * np.linspace(-1.7, 1.7, GROUPS)
     c = compared(base, base - 0.1 - spread, groups=np.arange(GROUPS), kl=kl, noise_kl=np.full(4, 0.0018))
-    statistics = comparison_statistics(c)
+    statistics = c.statistics()
     assert statistics["kl_mean"] - 2 * statistics["kl_mean_stderr"] < statistics["noise_floor_kl_mean"]
     assert judged([c]) == ["changed, less likely"]
 

@@ -29,6 +29,10 @@ def _reported() -> list[str]:
     return [kind.report.partition(",")[0] for kind in offered(FormatOffer) if kind.report]
 
 
+def _or_page() -> str:
+    return " or as one HTML page" if "report" in extensions.public_names() else ""
+
+
 GROUPS: dict[str, dict[str, Command]] = {
     "score one model": {
         "ppl": Command("perplexity of a text by a named method", "cli.scoring_verbs:PplVerb"),
@@ -45,7 +49,7 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
     "results": {
         "report": Command(
-            f"{' or '.join(['runs that were kept with --out', *_reported()])}, in the terminal or as one HTML page",
+            f"{' or '.join(['runs that were kept with --out', *_reported()])}, in the terminal{_or_page()}",
             "cli.comparing_verbs:ReportVerb",
         ),
         "card": Command("comparisons for a model card, in the dialects of publishers", "cli.comparing_verbs:CardVerb"),

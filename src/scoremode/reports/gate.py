@@ -1,7 +1,7 @@
 """Rules that fail a comparison: ``--fail-if "kl_mean > 0.02"``.
 
 rule   = name operator number ["surely"]
-name   = any number of ``comparison_statistics``, or of the statistics that a study judges
+name   = any number of ``Comparison.statistics``, or of the statistics that a study judges
 surely = fail only if the 95 % bound is beyond the number: the lower bound for > and >=, the upper one for < and <=.
          Without ``surely`` the value itself is compared.
 

@@ -443,13 +443,3 @@ def test_a_cache_that_is_not_there_is_empty(root: Path) -> None:
     assert cache("prune", older_than=0.0)["removed"] == []
     mark_used(root / "runs" / ("0" * 20))
     assert not root.exists()
-
-
-def test_a_lock_is_not_left_behind(a_run: Callable[..., Path], root: Path) -> None:
-    folder = a_run(9)
-    [entry] = entries(root)
-    lock = Lock(folder / ".lock")
-    assert lock.acquire()
-    assert remove(entry) == IN_USE
-    lock.release()
-    assert names(folder) == {"scores.parquet", "manifest.json"}

@@ -12,10 +12,7 @@ import torch
 
 import scoremode as sm
 from scoremode.core.engine.base import Wanted
-from scoremode.core.scores.answers import Answers
-from scoremode.core.scores.packing import PackedAnswers, read_divergences
-from scoremode.core.scores.schema import BUILT_IN, DIVERGENCE
-from scoremode.core.statistics.comparison import comparison_statistics
+from scoremode.core.scores.schema import DIVERGENCE
 from scoremode.core.store.runs import SCORES
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError
@@ -64,7 +61,7 @@ def test_a_table_against_a_table_in_parquet(tmp_path: Path) -> None:
     for name in NAMES:  # a reference holds the baseline's head in float32
         np.testing.assert_allclose(getattr(found.divergences, name), getattr(true, name), rtol=1e-5, atol=1e-6)
         np.testing.assert_array_equal(getattr(found.divergences, name), stored[name].to_numpy())
-    statistics = comparison_statistics(found)
+    statistics = found.statistics()
     assert statistics["overlap"] == pytest.approx(1 - measured_mean(found, "total_variation"), rel=1e-12)
 
 
@@ -86,37 +83,3 @@ def test_an_interrupted_comparison_resumes_with_all_of_them(tmp_path: Path) -> N
     resumed, whole = compared(tmp_path), compared(tmp_path, "again")
     for name in NAMES:
         np.testing.assert_array_equal(getattr(resumed.divergences, name), getattr(whole.divergences, name))
-
-
-# ── between processes ────────────────────────────────────────────────────────────────────────────────────────────────
-def answers() -> Answers:
-    columns = {"kl": np.ones(3), "kl_reverse": np.full(3, 0.5), "total_variation": np.zeros(3)}
-    return Answers(np.zeros((3, 1))).apart({**columns, "same_first": np.array([5, 0, 2], np.int32)})
-
-
-@pytest.mark.parametrize("gone", [(), ("kl_reverse",), ("kl_reverse", "total_variation", "same_first")])
-def test_a_replica_sends_those_that_were_measured(gone: tuple[str, ...]) -> None:
-    ((_, found),) = PackedAnswers.of([(0, answers().apart(dict.fromkeys(gone)))]).answers()
-    assert found.divergences == tuple(name for name in NAMES if name not in gone)
-    for name in found.divergences:
-        np.testing.assert_array_equal(getattr(found, name), getattr(answers(), name))
-
-
-def test_words_of_workers_that_measure_kl_alone() -> None:
-    values = np.array([[0.25, np.nan, np.nan, np.nan], [np.inf, np.nan, np.nan, np.nan]])
-    found = read_divergences(values.view(np.int32))
-    assert list(found) == ["kl"]
-    assert found["kl"].tolist() == [0.25, np.inf]
-    every = read_divergences(np.array([[0.25, 0.5, 0.75, 5.0]]).view(np.int32))
-    assert {name: column.tolist() for name, column in every.items()} == dict(
-        zip(NAMES, [[0.25], [0.5], [0.75], [5]], strict=True)
-    )
-    assert every["same_first"].dtype == np.int32
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("kl", -0.1), ("kl_reverse", -0.1), ("total_variation", 1.1), ("same_first", 6), ("kl", np.nan)]
-)
-def test_impossible_values_are_refused(name: str, value: float) -> None:
-    assert BUILT_IN.impossible_value({name: np.array([value])}) is not None
-    assert BUILT_IN.impossible_value({"kl": np.array([np.inf]), "kl_reverse": np.array([np.inf])}) is None

@@ -14,7 +14,7 @@ from scipy.special import logit
 
 from scoremode.core.scores.answers import measured
 from scoremode.core.scores.columns import Divergences, Scores, TargetFacts
-from scoremode.core.statistics.comparison import FIELDS, STATISTICS, Comparison, comparison_statistics
+from scoremode.core.statistics.comparison import FIELDS, STATISTICS, Comparison
 from scoremode.core.store.run import Run
 from scoremode.values import Estimate, Floats, rounded
 
@@ -107,7 +107,7 @@ def compared(
 
 def test_both_directions_overlap_and_first_choices_by_hand() -> None:
     groups, apart = np.repeat(np.arange(6), 2), random_apart(12)
-    found = comparison_statistics(compared([-1.0] * 12, [-1.0] * 12, apart=apart, groups=groups))
+    found = compared([-1.0] * 12, [-1.0] * 12, apart=apart, groups=groups).statistics()
     assert found["kl_reverse_mean"] == pytest.approx(measured(apart.kl_reverse).mean(), rel=1e-12)
     assert found["total_variation_mean"] == pytest.approx(measured(apart.total_variation).mean(), rel=1e-12)
     assert found["overlap"] == pytest.approx(1 - found["total_variation_mean"], rel=1e-12)
@@ -118,7 +118,7 @@ def test_both_directions_overlap_and_first_choices_by_hand() -> None:
 
 
 def test_a_divergence_of_an_older_run_has_kl_alone() -> None:
-    found = comparison_statistics(compared([-1.0] * 6, [-1.0] * 6, apart=Divergences(kl=np.ones(6))))
+    found = compared([-1.0] * 6, [-1.0] * 6, apart=Divergences(kl=np.ones(6))).statistics()
     assert found["kl_mean"] == 1
     assert found["overlap"] is found["kl_reverse_mean"] is found["top5_same_low"] is None
 
@@ -143,7 +143,7 @@ def random_comparison(groups: int = 250, seed: int = 0, **more: Any) -> Comparis
 
 # ── hand-made ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_every_field_is_there_in_its_order_and_fit_for_json() -> None:
-    found = comparison_statistics(random_comparison(20, noise_kl=[0.0, 0.1]))
+    found = random_comparison(20, noise_kl=[0.0, 0.1]).statistics()
     assert list(found) == ["name", *FIELDS]
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert [name for name, value in found.items() if value is None] == []
@@ -160,7 +160,7 @@ def test_declarations_have_names_of_their_own_and_say_what_they_are() -> None:
 def test_kl_by_hand() -> None:
     """Six groups of two targets sum to 0.2, 0.4, …: a mean of 0.35, residuals of ±0.1, ±0.3, ±0.5 around 0.7."""
     kl = np.repeat(np.arange(1, 7) / 10, 2)
-    found = comparison_statistics(compared([-1.0] * 12, [-1.0] * 12, kl=kl, groups=np.repeat(np.arange(6), 2)))
+    found = compared([-1.0] * 12, [-1.0] * 12, kl=kl, groups=np.repeat(np.arange(6), 2)).statistics()
     assert math.isclose(found["kl_mean"], 0.35)
     assert math.isclose(found["kl_mean_stderr"], math.sqrt(6 / 5 * 0.7) / 12)
     reach = 2.570582 * found["kl_mean_stderr"] / 0.35  # Student's t with 5 degrees, on a log scale
@@ -176,7 +176,7 @@ def test_kl_by_hand() -> None:
 def test_groups_of_unequal_size_by_hand() -> None:
     """Sizes 1, 1, 1, 1, 4: shares h of 1/8 and 1/2, each residual over 1 - h, freedom (Σh²)² / Σh⁴."""
     kl, groups = np.array([0.1, 0.2, 0.3, 0.4, 0.6, 0.6, 0.6, 0.6]), np.array([0, 1, 2, 3, 4, 4, 4, 4])
-    found = comparison_statistics(compared([-1.0] * 8, [-1.0] * 8, kl=kl, groups=groups))
+    found = compared([-1.0] * 8, [-1.0] * 8, kl=kl, groups=groups).statistics()
     mean = 3.4 / 8
     residuals = np.array([0.1 - mean, 0.2 - mean, 0.3 - mean, 0.4 - mean, 2.4 - 4 * mean])
     shares = np.array([1, 1, 1, 1, 4]) / 8
@@ -187,7 +187,7 @@ def test_groups_of_unequal_size_by_hand() -> None:
 def test_shares_and_probabilities_by_hand() -> None:
     half, quarter = math.log(0.5), math.log(0.25)
     base, cand = [half, half, quarter, quarter] * 2, [quarter, half, half, quarter] * 2
-    found = comparison_statistics(compared(base, cand, tops=([1, 2, 3, 4] * 2, [1, 2, 3, 5] * 2)))
+    found = compared(base, cand, tops=([1, 2, 3, 4] * 2, [1, 2, 3, 5] * 2)).statistics()
     assert found["same_top"] == 0.75
     assert math.isclose(found["same_top_stderr"], math.sqrt(0.75 * 0.25 / 7))
     assert found["worse"] == 0.25
@@ -199,9 +199,7 @@ def test_shares_and_probabilities_by_hand() -> None:
 
 
 def test_weights_count_in_means_and_not_in_quantiles() -> None:
-    found = comparison_statistics(
-        compared([-1.0, -1.0, -1.0], [-1.0, -2.0, -1.0], kl=[0.0, 1.0, 0.5], weight=[1.0, 2.0, 1.0])
-    )
+    found = compared([-1.0, -1.0, -1.0], [-1.0, -2.0, -1.0], kl=[0.0, 1.0, 0.5], weight=[1.0, 2.0, 1.0]).statistics()
     assert math.isclose(found["kl_mean"], 2.5 / 4)
     assert math.isclose(found["log_ppl_ratio"], 0.5)
     assert math.isclose(found["worse"], 0.5)
@@ -211,7 +209,7 @@ def test_weights_count_in_means_and_not_in_quantiles() -> None:
 @pytest.mark.parametrize("method", ["sliding-once", "mean-of-texts"])
 def test_the_ratio_is_that_of_the_two_perplexities(method: str) -> None:
     c = random_comparison(30, method=method)
-    found = comparison_statistics(c)
+    found = c.statistics()
     assert math.isclose(found["ppl_ratio"], found["ppl_candidate"] / found["ppl_baseline"], rel_tol=1e-12)
     assert math.isclose(found["ppl_difference"], found["ppl_candidate"] - found["ppl_baseline"], rel_tol=1e-9)
     assert math.isclose(found["log_ppl_ratio"], math.log(found["ppl_ratio"]), rel_tol=1e-9)
@@ -221,7 +219,7 @@ def test_the_ratio_is_that_of_the_two_perplexities(method: str) -> None:
 def test_a_mean_over_documents_by_hand() -> None:
     """Perplexities 2, 4 become 3, 5, three times: ratio 8 / 6, residuals 3 - 2·4/3 and 5 - 4·4/3."""
     base, cand = np.log([1 / 2, 1 / 4] * 3), np.log([1 / 3, 1 / 5] * 3)
-    found = comparison_statistics(compared(base, cand, document=np.arange(6), method="mean-of-texts"))
+    found = compared(base, cand, document=np.arange(6), method="mean-of-texts").statistics()
     assert math.isclose(found["ppl_ratio"], 4 / 3)
     error = math.sqrt(3 * (1 / 9) / (1 - 1 / 9) + 3 * (1 / 9) / (1 - 2 / 9)) / 18
     assert math.isclose(found["ppl_ratio_stderr"], error)
@@ -230,18 +228,18 @@ def test_a_mean_over_documents_by_hand() -> None:
 
 
 def test_the_noise_floor_is_that_of_its_own_array() -> None:
-    found = comparison_statistics(compared([-1.0, -1.0], [-1.0, -1.0], kl=[5.0, 5.0], noise_kl=[0.0, 0.01, 0.02]))
+    found = compared([-1.0, -1.0], [-1.0, -1.0], kl=[5.0, 5.0], noise_kl=[0.0, 0.01, 0.02]).statistics()
     assert math.isclose(found["noise_floor_kl_mean"], 0.01)
     assert math.isclose(found["noise_floor_kl_p99"], 0.0198)
-    assert comparison_statistics(compared([-1.0], [-1.0], kl=[5.0]))["noise_floor_kl_mean"] is None
+    assert compared([-1.0], [-1.0], kl=[5.0]).statistics()["noise_floor_kl_mean"] is None
 
 
 # ── errors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_paired_errors_shrink_where_both_runs_share_their_noise() -> None:
     generator = np.random.default_rng(5)
     shared, own, other = (generator.exponential(2.0, 2000) for _ in range(3))
-    paired = comparison_statistics(compared(-shared, -(shared + 0.01 * own)))
-    alone = comparison_statistics(compared(-shared, -other))
+    paired = compared(-shared, -(shared + 0.01 * own)).statistics()
+    alone = compared(-shared, -other).statistics()
     for name in ("log_ppl_ratio_stderr", "ppl_ratio_stderr", "ppl_difference_stderr"):
         assert 20 * paired[name] < alone[name]
 
@@ -249,13 +247,13 @@ def test_paired_errors_shrink_where_both_runs_share_their_noise() -> None:
 @pytest.mark.parametrize("method", ["sliding-once", "mean-of-texts"])
 def test_errors_agree_with_leaving_out_one_group_at_a_time(method: str) -> None:
     c = random_comparison(80, seed=2, method=method)
-    found = comparison_statistics(c)
+    found = c.statistics()
     left = []
     for g in range(80):
         keep = c.groups != g
         rest = {"groups": c.groups[keep], "document": c.groups[keep], "method": method}
         part = compared(c.baseline.scores.logprob[keep], c.candidate.scores.logprob[keep], kl=_of(c.kl)[keep], **rest)
-        left.append(comparison_statistics(part))
+        left.append(part.statistics())
     for name in ("kl_mean", "ppl_ratio", "log_ppl_ratio", "ppl_difference", "delta_p_mean", "delta_p_rms", "worse"):
         values = np.array([part[name] for part in left])
         jackknife = math.sqrt(79 / 80 * float(((values - values.mean()) ** 2).sum()))
@@ -263,7 +261,7 @@ def test_errors_agree_with_leaving_out_one_group_at_a_time(method: str) -> None:
 
 
 def test_the_bounds_are_students_t_around_the_value_and_further_on_the_side_of_a_long_tail() -> None:
-    found = comparison_statistics(random_comparison(12, seed=1))
+    found = random_comparison(12, seed=1).statistics()
     assert 5 < found["freedom"] < 11  # documents differ in size
     scales = {"log_ppl_ratio": None, "ppl_difference": None, "delta_p_mean": None, "kl_mean": np.log, "same_top": logit}
     for name, scale in scales.items():
@@ -284,18 +282,18 @@ def _of(array: Floats | None) -> Floats:
 
 # ── odd shapes ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_one_target() -> None:
-    found = comparison_statistics(compared([-1.0], [-1.5], kl=[0.2]))
+    found = compared([-1.0], [-1.5], kl=[0.2]).statistics()
     assert found["kl_mean"] == found["kl_max"] == found["kl_p99"] == 0.2
     assert math.isclose(found["ppl_ratio"], math.exp(0.5))
     assert [found[f"{name}_stderr"] for name in ("kl_mean", "ppl_ratio", "same_top", "delta_p_rms")] == [None] * 4
-    unmeasured = comparison_statistics(compared([-1.0, -2.0], [-1.5, -2.0]))
+    unmeasured = compared([-1.0, -2.0], [-1.5, -2.0]).statistics()
     assert {value for name, value in unmeasured.items() if name.startswith("kl_")} == {None}
     assert math.isclose(unmeasured["log_ppl_ratio"], 0.25)
 
 
 @pytest.mark.parametrize("groups", [[0, 0, 0, 0], [0, 1, 1, 1], [0, 1, 2, 3]])
 def test_too_few_groups_have_no_errors_and_no_bounds(groups: list[int]) -> None:
-    found = comparison_statistics(compared([-1.0, -2.0] * 2, [-1.5, -2.0] * 2, kl=[0.2, 0.4] * 2, groups=groups))
+    found = compared([-1.0, -2.0] * 2, [-1.5, -2.0] * 2, kl=[0.2, 0.4] * 2, groups=groups).statistics()
     nothing = {name for name, value in found.items() if value is None}
     errors = {n for n in FIELDS if n.endswith(("_stderr", "_low", "_high")) and "_baseline" not in n}
     errors -= {n for n in FIELDS if n.startswith("ppl_candidate")}  # each run's own, made by make_run
@@ -306,26 +304,26 @@ def test_too_few_groups_have_no_errors_and_no_bounds(groups: list[int]) -> None:
 def test_groups_of_one_are_independent_targets_and_their_numbers_may_have_holes() -> None:
     kl = np.array([0.1, 0.5, 0.2, 0.7, 0.3])
     for groups in (None, [0, 5, 9, 11, 12]):
-        found = comparison_statistics(compared([-1.0] * 5, [-1.0] * 5, kl=kl, groups=groups))
+        found = compared([-1.0] * 5, [-1.0] * 5, kl=kl, groups=groups).statistics()
         assert (found["groups"], found["kl_mean_stderr"]) == (5, pytest.approx(kl.std(ddof=1) / math.sqrt(5)))
 
 
 def test_equal_runs_have_no_difference_and_no_error_and_no_targets_no_numbers() -> None:
     c = random_comparison(20)
     same = compared(c.baseline.scores.logprob, c.baseline.scores.logprob, kl=np.zeros(len(c.groups)), groups=c.groups)
-    found = comparison_statistics(same)
+    found = same.statistics()
     ones = ("ppl_ratio", "ppl_ratio_low", "ppl_ratio_high", "same_top")
     zeros = ("log_ppl_ratio", "ppl_difference", "kl_mean", "kl_max", "delta_p_rms", "worse", "delta_p_mean")
     errors = ("ppl_ratio_stderr", "ppl_difference_stderr", "kl_mean_stderr", "delta_p_rms_stderr", "same_top_stderr")
     assert [found[name] for name in ones] == [1.0] * 4
     assert [found[name] for name in (*zeros, *errors)] == [0.0] * 12
-    found = comparison_statistics(compared([], [], kl=[], noise_kl=[]))
+    found = compared([], [], kl=[], noise_kl=[]).statistics()
     counted = {"name", "targets", "groups", "zero_probability_baseline", "zero_probability_candidate", "kl_infinite"}
     assert {name for name, value in found.items() if value is not None} == counted
 
 
 def test_infinite_kl_is_counted_and_leaves_the_quantiles_below_it() -> None:
-    found = comparison_statistics(compared([-1.0] * 5, [-1.0] * 5, kl=[0.1, 0.2, math.inf, 0.3, 0.4]))
+    found = compared([-1.0] * 5, [-1.0] * 5, kl=[0.1, 0.2, math.inf, 0.3, 0.4]).statistics()
     assert found["kl_infinite"] == 1
     assert [found[f"kl_{name}"] for name in ("mean", "mean_stderr", "mean_low", "mean_high", "max", "p90")] == [
         None
@@ -336,7 +334,7 @@ def test_infinite_kl_is_counted_and_leaves_the_quantiles_below_it() -> None:
 @pytest.mark.parametrize(("base", "cand"), [(-1.0, -math.inf), (-math.inf, -1.0), (-math.inf, -math.inf)])
 def test_probability_zero_makes_ratios_unknown_and_is_counted(base: float, cand: float) -> None:
     comparison = compared([-1.0, base, -1.0], [-1.0, cand, -2.0])
-    found = comparison_statistics(comparison)
+    found = comparison.statistics()
     assert comparison.ppl_ratio.value == math.inf or math.isnan(comparison.ppl_ratio.value), "a ratio is never negative"
     names = ("ppl_ratio", "log_ppl_ratio", "ppl_difference", "delta_logprob_mean", "ppl_ratio_low", "ppl_ratio_stderr")
     assert [found[name] for name in names] == [None] * 6

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from scoremode.core.statistics.comparison import Comparison, comparison_statistics
+from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.statistics.equivalence import equivalence
 from scoremode.errors import OptionError
 from scoremode.reports.gate import check, parse
@@ -98,7 +98,7 @@ def test_only_answers_count_where_a_text_has_slices() -> None:
     cand[0] = -np.inf  # outside the answers, so that it is not part of this number
     whole = compared(base, cand, groups=document, document=document)
     sliced = replace(whole, answer=answer)
-    s = comparison_statistics(sliced)
+    s = sliced.statistics()
     expected = (cand - base)[answer]
     assert s["answer_logprob"] == pytest.approx(expected.mean())
     by_document = expected.reshape(8, 2).mean(axis=1)
@@ -109,17 +109,17 @@ def test_only_answers_count_where_a_text_has_slices() -> None:
     assert found.per_document.value == pytest.approx(2 * expected.mean())
     none = replace(whole, answer=np.zeros(40, np.bool_))
     assert equivalence(none, 0.01).sentence == "cannot be judged: no target is part of an answer"
-    assert check(parse("answer_logprob < -0.01"), comparison_statistics(replace(none, candidate=none.baseline))) == (
+    assert check(parse("answer_logprob < -0.01"), replace(none, candidate=none.baseline).statistics()) == (
         "q4: answer_logprob is not known: no target is part of an answer"
     )
 
 
 def test_without_slices_all_targets_are_answers() -> None:
-    found = comparison_statistics(of_documents([[0.1, -0.2], [0.0], [0.1], [0.3], [-0.2, 0.1, 0.2]]))
+    found = of_documents([[0.1, -0.2], [0.0], [0.1], [0.3], [-0.2, 0.1, 0.2]]).statistics()
     for name in ("", "_stderr", "_low", "_high"):
         assert found[f"answer_logprob{name}"] == found[f"delta_logprob_mean{name}"]
     sure = of_documents([[-0.1 - 0.001 * n] for n in range(10)])
-    why = check(parse("answer_logprob < -0.01 surely"), comparison_statistics(sure))
+    why = check(parse("answer_logprob < -0.01 surely"), sure.statistics())
     assert why is not None
     assert "surely below -0.01" in why
 

@@ -16,12 +16,11 @@ from scoremode.core.plan.build import make_plan
 from scoremode.core.plan.plan import Plan
 from scoremode.core.plan.recipes import find_method
 from scoremode.core.scores.columns import Scores
-from scoremode.core.scores.schema import BUILT_IN, Column, Metric
 from scoremode.core.statistics.estimate import GroupSums, as_json, exponential, ratio
-from scoremode.core.statistics.run import all_metrics, llamacpp_stderr
+from scoremode.core.statistics.run import all_metrics
 from scoremode.core.text.tokens import Tokens
 from scoremode.values import Floats, Range
-from tests.core.plan.test_recipes import tokens_of
+from tests.core.plan.streams import tokens_of
 
 
 def scored(tokens: Tokens, plan: Plan, logprob: Floats) -> Scores:
@@ -96,12 +95,6 @@ def test_bits_per_byte_counts_the_bytes_of_the_targets_or_of_the_source() -> Non
     metrics = all_metrics(plan, tokens, scored(tokens, plan, np.full(8, -4.0)))
     assert math.isclose(metrics["bits_per_byte"].value, 32 / 160 / math.log(2))
     assert math.isclose(metrics["word_perplexity"].value, math.exp(32 / 16))
-
-
-def test_llamacpp_error_takes_tokens_as_independent() -> None:
-    logprob = -np.array([1.0, 2.0, 4.0])
-    expected = math.exp(7 / 3) * math.sqrt(((1 + 4 + 16) / 3 - (7 / 3) ** 2) / 2)
-    assert llamacpp_stderr(logprob) == pytest.approx(expected)
 
 
 def test_a_probability_of_zero_is_infinite_perplexity_and_null_in_json() -> None:
@@ -219,14 +212,6 @@ def test_extreme_values_keep_their_bounds_in_range(within: Range) -> None:
         assert found.high is not None
         assert 0 <= found.low <= found.value <= found.high
         assert within == "positive" or found.high <= 1 + 2e-15
-
-
-def test_what_a_metric_can_be_follows_from_the_declared_bounds_of_its_column() -> None:
-    found = {metric.name: metric.range(column) for column, metric in BUILT_IN.metrics}
-    assert found == {"mean_rank": "positive", "top1_accuracy": "share", "mean_entropy": "any"}
-    own = Column("float64", "an agreement", least=0, most=1, name="agreement")
-    assert Metric("mean_agreement", "mean agreement").range(own) == "share"
-    assert Metric("mean_free", "mean").range(Column("float64", "any", name="free")) == "any"
 
 
 @pytest.mark.parametrize("size", [1e-110, 1e105])

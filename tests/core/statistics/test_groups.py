@@ -13,11 +13,10 @@ import scoremode as sm
 from scoremode.core.plan.build import make_plan
 from scoremode.core.plan.plan import Plan
 from scoremode.core.plan.recipes import METHODS, find_method
-from scoremode.core.statistics.comparison import comparison_statistics
 from scoremode.core.statistics.groups import FEWEST, SHORTEST, STRETCH, are_blocks, grouping, weights_of
 from scoremode.core.verbs.baselines import of_runs
 from scoremode.values import Ints
-from tests.core.plan.test_recipes import tokens_of
+from tests.core.plan.streams import tokens_of
 from tests.makers import ask
 
 
@@ -119,7 +118,7 @@ def test_two_finished_runs_have_the_errors_of_a_comparison_that_knows_the_plan(
         question["stride"] = 4
     first = sm.ppl(str(tiny_bos), out=tmp_path / "a", **question)
     sm.ppl(str(tiny_bos), out=tmp_path / "b", dtype="bfloat16", **question)
-    found = comparison_statistics(of_runs(str(tmp_path / "a"), [str(tmp_path / "b")])[0])
+    found = of_runs(str(tmp_path / "a"), [str(tmp_path / "b")])[0].statistics()
     assert found["ppl_ratio"] == pytest.approx(found["ppl_candidate"] / found["ppl_baseline"], rel=1e-12)
     assert found["ppl_ratio_stderr"] is not None
     asked = ask(str(tiny_bos), **question)

@@ -11,12 +11,11 @@ import pytest
 from scoremode.core.plan.build import make_plan
 from scoremode.core.plan.plan import Plan
 from scoremode.core.plan.recipes import find_method
-from scoremode.core.scores.answers import Answers, check_answers
+from scoremode.core.scores.answers import Answers
 from scoremode.core.scores.journal import Journal
-from scoremode.core.scores.schema import BUILT_IN, KL, ROUNDING
 from scoremode.engines.table.engine import TableEngine
-from scoremode.errors import EngineError, RunError
-from tests.core.plan.test_recipes import tokens_of
+from scoremode.errors import RunError
+from tests.core.plan.streams import tokens_of
 from tests.partial_engine import SUBSETS, PartialEngine, named
 
 IDENTITY: dict[str, Any] = {"model": "m", "plan": "p"}
@@ -79,67 +78,6 @@ def filled_by(path: Path, plan: Plan, engine: PartialEngine) -> bytes:
     assert [name for name, _ in journal.scores.columns()] == ["logprob", *engine.given]
     journal.close()
     return path.read_bytes()
-
-
-# ── what no engine gives ─────────────────────────────────────────────────────────────────────────────────────────────
-POSSIBLE = {"logprob": -3.0, "rank": 4, "entropy": 2.0, "top": 7, "top_logprob": -1.0, "kl": 0.5}
-
-
-def answers_with(plan: Plan, **changes: float) -> Answers:
-    """Answers to the first window, whose first target has one value replaced."""
-    columns = {}
-    for column in (*BUILT_IN.scores, KL):
-        values = np.full(int(plan.target_counts[0]), POSSIBLE[column.name], column.numpy_type)
-        values[0] = changes.get(column.name, POSSIBLE[column.name])
-        columns[column.name] = values[:, None] if column.per == "target" else values
-    return Answers(**columns)
-
-
-def checked(changes: dict[str, float]) -> None:
-    plan = small_plan()
-    check_answers(plan, [(0, answers_with(plan, **changes))], 1000)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"logprob": -np.inf},
-        {"kl": np.inf},
-        {"logprob": ROUNDING, "top_logprob": 0.0},
-        {"rank": 1000},
-        {"entropy": np.log(1000)},
-        {"logprob": -1.0 + 1e-3},
-        {"entropy": 1.0 - 1e-3},
-    ],
-)
-def test_what_an_engine_may_give(changes: dict[str, float]) -> None:
-    checked(changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"logprob": 5.0}, "logprob is 5"),
-        ({"logprob": 2e-4}, "logprob is 0.0002"),
-        ({"logprob": np.nan}, "gives NaN in window 0 at token 1"),
-        ({"rank": 0}, "rank is 0"),
-        ({"rank": 1001}, "rank is 1001"),
-        ({"entropy": np.inf}, "gives NaN in window 0"),
-        ({"entropy": -0.1}, "entropy is -0.1"),
-        ({"entropy": 7.0}, "entropy is 7"),  # ln 1000 = 6.9
-        ({"entropy": 0.5}, "entropy is 0.5, and top logprob -1"),
-        ({"top_logprob": -4.0}, "top logprob is -4, below the logprob -3 of a token"),
-        ({"top": -1}, "top is -1"),
-        ({"top": 1000}, "top is 1000"),
-        ({"top_logprob": -np.inf}, "top logprob is -inf"),
-        ({"kl": -1e-9}, "kl is -1e-09"),
-        ({"kl": np.nan}, "kl is nan"),
-    ],
-)
-def test_what_no_model_can_give(changes: dict[str, float], said: str) -> None:
-    with pytest.raises(EngineError, match=said):
-        checked(changes)
 
 
 def test_a_window_may_be_scored_again_once_it_was_taken_back(tmp_path: Path) -> None:

@@ -123,11 +123,3 @@ def test_a_run_in_format_1_is_refused_and_fresh_replaces_it(tmp_path: Path) -> N
     with pytest.raises(RunError, match="format 1, this scoremode reads 2; score again"):
         sm.load(tmp_path / "run")
     assert not make(tmp_path / "run", fresh=True).cached
-
-
-def test_infinite_perplexity_survives_the_journey_through_json(tmp_path: Path) -> None:
-    run = sm.ppl("table:successor", text="abd", out=tmp_path / "run")
-    assert run.perplexity.value == float("inf")
-    assert sm.load(tmp_path / "run").perplexity.value == float("inf")
-    assert run.summary()["perplexity"] is None
-    assert "1 target has probability zero" in run.manifest["notes"]

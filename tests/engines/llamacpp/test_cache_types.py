@@ -12,11 +12,8 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.core.engine.registry import known_engines
 from scoremode.core.scores.answers import measured
 from scoremode.core.store import runs
-from scoremode.core.verbs.cache_types import CacheTypes
-from scoremode.core.verbs.compared_models import CompareRequest, assign_engines
 from scoremode.errors import InputError, OptionError
 from tests.command_line import Command, Refused
 from tests.gguf_files import gguf_of, require_llamacpp
@@ -89,13 +86,6 @@ def test_candidates_that_are_named_get_every_combination(wider: Path, file: Path
     assert found.json["baseline_served"]["engine"] == "transformers"
 
 
-def test_an_engine_without_such_an_option_is_one_candidate(wider: Path, file: Path) -> None:
-    wanted = CompareRequest(None, {"cache_type_k": ["f16"]}, None, None, None)
-    _, models = assign_engines(str(file), [str(wider)], wanted)
-    found = CacheTypes({"cache_type_k": ["f16"]}).of_candidate(models[str(wider)], is_baseline=False)
-    assert [(one.called, dict(one.options)) for one in found] == [(str(wider), {})]
-
-
 def test_cards_and_pages_of_kept_runs_have_the_names(file: Path, command: Command, tmp_path: Path) -> None:
     table = command("compare", file, *GRID, *FLAGS, "--out", tmp_path / "out")
     assert table.code == 0, table.err
@@ -142,16 +132,6 @@ def test_the_baseline_has_the_first_type(file: Path) -> None:
 
 
 # ── declarations ─────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_options_that_name_a_type_of_the_cache_say_which_part() -> None:
-    found = {
-        (engine, name): option.details.cache_part
-        for engine, plugin in known_engines().items()
-        for name, option in plugin.options.known().items()
-        if "cache" in name and "type" in name
-    }
-    built_in = {("llamacpp", "cache_type_k"): "k", ("llamacpp", "cache_type_v"): "v", ("vllm", "kv_cache_dtype"): "kv"}
-    assert built_in.items() <= found.items()
-    assert all(part in ("k", "v", "kv") for part in found.values()), found
 
 
 def test_types_that_are_numbers_of_bits(wider: Path, tmp_path: Path, command: Command, refused: Refused) -> None:

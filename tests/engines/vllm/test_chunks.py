@@ -11,8 +11,16 @@ import pytest
 import torch
 
 from scoremode.core.scores.answers import measured
-from scoremode.core.scores.packing import DIVERGENCE_WORDS, line_words, read_lines
-from scoremode.engines.vllm.wire import KERNEL_WORDS, Request, states_words
+from scoremode.core.scores.schema import DIVERGENCE
+from scoremode.engines.vllm.wire import (
+    DIVERGENCE_WORDS,
+    KERNEL_WORDS,
+    Request,
+    line_words,
+    read_divergences,
+    read_lines,
+    states_words,
+)
 from scoremode.head.columns import define_columns
 
 pytest.importorskip("vllm", reason="needs vLLM")
@@ -128,3 +136,15 @@ def test_words_keep_every_bit() -> None:
     assert np.array_equal(measured(answers.rank), large.numpy())
     assert np.array_equal(answers.logprob.astype(np.float32), columns.logprob.float().numpy())
     assert np.array_equal(measured(answers.top), columns.top.numpy())
+
+
+def test_words_of_workers_that_measure_kl_alone() -> None:
+    values = np.array([[0.25, np.nan, np.nan, np.nan], [np.inf, np.nan, np.nan, np.nan]])
+    found = read_divergences(values.view(np.int32))
+    assert list(found) == ["kl"]
+    assert found["kl"].tolist() == [0.25, np.inf]
+    every = read_divergences(np.array([[0.25, 0.5, 0.75, 5.0]]).view(np.int32))
+    assert {name: column.tolist() for name, column in every.items()} == dict(
+        zip([column.name for column in DIVERGENCE], [[0.25], [0.5], [0.75], [5]], strict=True)
+    )
+    assert every["same_first"].dtype == np.int32

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from scoremode.core.scores.answers import Answers, Window, WindowList, WindowSource, measured
-from scoremode.core.scores.packing import Words
 from scoremode.engines.table.engine import TableEngine
 from scoremode.engines.vllm.engine import VllmEngine
 from scoremode.engines.vllm.processes import VllmLog
 from scoremode.engines.vllm.support import LaunchArguments
-from scoremode.engines.vllm.wire import ExtraResults, Request
+from scoremode.engines.vllm.wire import ExtraResults, Request, Words
 from scoremode.errors import EngineError
 from scoremode.values import Bools
 

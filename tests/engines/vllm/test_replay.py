@@ -18,11 +18,10 @@ from vllm.v1.sample.logits_processor.interface import BatchUpdate, MoveDirection
 
 from scoremode.core.plan.path import DecodePath
 from scoremode.core.scores.answers import measured
-from scoremode.core.scores.packing import read_lines
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.replay import ReplayProcessor
 from scoremode.engines.vllm.support import LaunchArguments
-from scoremode.engines.vllm.wire import KEY, Replay, Request
+from scoremode.engines.vllm.wire import KEY, Replay, Request, read_lines
 from scoremode.errors import OptionError
 from scoremode.head.columns import define_columns
 

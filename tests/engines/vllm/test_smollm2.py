@@ -109,7 +109,7 @@ def test_a_request_without_a_question_has_its_own_tokens_scored(engine: VllmEngi
     """The request that an HTTP client of ``/pooling`` sends."""
     from vllm import PoolingParams
 
-    from scoremode.core.scores.packing import read_lines
+    from scoremode.engines.vllm.wire import read_lines
 
     ids = real_ids[:40].tolist()
     (out,) = engine.llm.encode(

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from scoremode.core.scores.answers import Window
-from scoremode.core.scores.packing import Words, line_words
 from scoremode.engines.vllm.engine import rows_in_other_steps, shortened
 from scoremode.engines.vllm.self_test import TEST_TARGETS, Verdict, judge_answers, unread_cache_note
-from scoremode.engines.vllm.wire import pack_words
+from scoremode.engines.vllm.wire import Words, line_words, pack_words
 
 VOCABULARY = 50
 

@@ -14,9 +14,9 @@ from scoremode.core.engine.baseline import stored_states
 from scoremode.core.engine.batching import prompt_groups
 from scoremode.core.references.reader import Reference, open_reference
 from scoremode.core.scores.answers import Answers, Window, WindowList
-from scoremode.core.scores.packing import AnswerPacker
 from scoremode.errors import RunError
 from scoremode.remote.ray.engine import MOST_TOKENS, Batches
+from scoremode.remote.ray.packing import AnswerPacker
 from scoremode.remote.ray.replica import SentBaseline, subset_of
 from tests.s3 import Bucket
 
@@ -47,7 +47,10 @@ def test_windows_travel_unchanged_with_their_batches() -> None:
     assert [subset.indices[batch].tolist() for batch in subset.batches] == [batch.tolist() for batch in batches[::-1]]
 
 
-@pytest.mark.parametrize("columns", [("rank",), ("entropy", "top", "top_logprob", "states", "kl", "records"), ()])
+@pytest.mark.parametrize(
+    "columns",
+    [("rank",), ("entropy", "top", "top_logprob", "states", "kl", "records"), ("kl", "kl_reverse", "same_first"), ()],
+)
 def test_answers_travel_unchanged(columns: tuple[str, ...]) -> None:
     rng, waiting, sent = np.random.default_rng(3), AnswerPacker(), {}
     shapes = {"rank": (2,), "states": (1, 4), "records": (1, 7)}
@@ -55,7 +58,7 @@ def test_answers_travel_unchanged(columns: tuple[str, ...]) -> None:
         made: dict[str, Any] = {"logprob": rng.normal(size=(rows, width))}
         for name in columns:
             shape = (rows, width) if name in ("logprob", "rank") else (rows, *shapes.get(name, (1,))[1:])
-            whole = name in ("rank", "top")
+            whole = name in ("rank", "top", "same_first")
             made[name] = rng.integers(0, 1 << 30, shape) if whole else rng.normal(size=shape)
         sent[window] = Answers(**made)
         waiting.add(window, sent[window])
@@ -63,6 +66,7 @@ def test_answers_travel_unchanged(columns: tuple[str, ...]) -> None:
     assert list(got) == list(sent)
     for window, answers in sent.items():
         assert got[window].columns == answers.columns
+        assert got[window].divergences == answers.divergences
         for name in ("logprob", *columns):
             np.testing.assert_array_equal(getattr(got[window], name), getattr(answers, name))
 

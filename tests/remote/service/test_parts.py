@@ -23,8 +23,8 @@ from scoremode.engines.server.link import Link
 from scoremode.engines.server.served import ServerFacts, find_service, is_service
 from scoremode.engines.server.server_options import ServerOptions
 from scoremode.engines.server.subject import ComparedTokenizer, ServedSubject
-from scoremode.errors import EngineError
-from scoremode.remote.service.requests import body_of
+from scoremode.errors import EngineError, InputError
+from scoremode.remote.service.requests import asked_in_json, body_of
 
 pytest.importorskip("vllm", reason="needs vLLM")
 
@@ -165,3 +165,11 @@ def test_a_body_that_is_too_large_is_not_read_to_its_end(declared: str | None, r
     with pytest.raises(TooLargeError, match="more than 100 bytes"):
         asyncio.run(body_of(sending, 100))
     assert sending.read == read
+
+
+@pytest.mark.parametrize("vocabulary", ["0", "-1", "true", "false", "3.0", "1e3", "null", '"3"', "[3]", "1" + "0" * 30])
+def test_a_vocabulary_is_a_number_from_1_on(vocabulary: str) -> None:
+    with pytest.raises(InputError):
+        asked_in_json(f'{{"windows": [{{"ids": [1, 2]}}], "vocabulary": {vocabulary}}}'.encode())
+    assert asked_in_json(b'{"windows": [{"ids": [1, 2]}], "vocabulary": 3}').vocabulary == 3
+    assert asked_in_json(b'{"windows": [{"ids": [1, 2]}]}').vocabulary == 0, "all ids count"

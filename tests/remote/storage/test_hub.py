@@ -89,7 +89,9 @@ def test_a_reference_is_replaced_with_all_of_its_files(repo: Repo, small_shards:
     assert sm.compare(URI, "table:uniform")[0].kl is not None
 
 
-def test_what_could_not_be_sent_is_sent_by_the_same_command(hub: Hub, repo: Repo) -> None:
+def test_what_could_not_be_sent_is_sent_by_the_same_command(
+    hub: Hub, repo: Repo, capfd: pytest.CaptureFixture[str]
+) -> None:
     hub.failing = lambda method, path: 403 if "/preupload/" in path and "lock.json" in repo.files else None
     with pytest.raises(StorageError, match=r"the run is complete, but .*access is denied.*run the same command again"):
         sm.reference("table:successor", URI, **QUESTION)
@@ -97,6 +99,7 @@ def test_what_could_not_be_sent_is_sent_by_the_same_command(hub: Hub, repo: Repo
     hub.failing = lambda method, path: None
     assert sm.reference("table:successor", URI, **QUESTION).cached
     assert {"README.md", "manifest.json"} <= repo.files.keys() - {"lock.json"}
+    assert f"nobody keeps two writers of {URI} apart that begin at once" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

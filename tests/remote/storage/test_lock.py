@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from scoremode.core.disk.uri import RemotePath, parse
-from scoremode.errors import RunError
+from scoremode.errors import InputError, RunError, StorageError
 from scoremode.remote.storage.copies import LOCK_OBJECT
 from scoremode.remote.storage.objects import Objects
 from scoremode.remote.storage.runs import RemoteLock
@@ -72,21 +72,17 @@ def test_a_lock_with_any_content_counts(place: RemotePath, tmp_path: Path, conte
     assert Objects(place).read(LOCK_OBJECT, most=1 << 20) == content
 
 
-def test_without_a_conditional_write_a_line_says_so(
-    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "s3fs", None)  # Arrow alone
-    place = parse(bucket.uri("one"))
-    lock_of(place, tmp_path / "first").acquire()
-    said = f"scoremode: nobody keeps two writers of {place} apart that begin at once; pip install s3fs helps\n"
-    assert capfd.readouterr().err == said
-    with pytest.raises(RunError, match="has been writing into"):
-        lock_of(place, tmp_path / "second").acquire()
+def test_without_its_package_a_scheme_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for scheme, package in (("s3", "s3fs"), ("gs", "gcsfs")):
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(StorageError, match=rf"'{package}' is not installed; .*pip install .*\[{scheme}\]"):
+            lock_of(parse(f"{scheme}://runs-without/one"), tmp_path / "first")
+    with pytest.raises(InputError, match="does not know the scheme viewfs://"):
+        lock_of(parse("viewfs://runs/one"), tmp_path / "first")
 
 
 def test_of_two_writers_that_begin_at_once_one_is_refused(bucket: Bucket, tmp_path: Path) -> None:
     """By the store's own conditional write, five times side by side."""
-    pytest.importorskip("s3fs")
     places, ready = [parse(bucket.uri(f"run-{number}")) for number in range(5)], threading.Barrier(10)
     refused = list[str]()
 

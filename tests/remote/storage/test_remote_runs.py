@@ -159,7 +159,7 @@ def test_a_live_writer_is_not_disturbed(bucket: Bucket, tmp_path: Path, elsewher
 def test_cut_connections_change_no_number(
     bucket: Bucket, elsewhere: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Arrow tries a request again, a few times."""
+    """Requests are tried again, a few times."""
     expected = sm.ppl("table:uniform", out=tmp_path / "here", **QUESTION)
     with proxy_to(bucket.server) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
@@ -191,13 +191,13 @@ def test_a_server_that_goes_away_loses_nothing(bucket: Bucket, tmp_path: Path, e
 
 
 def test_what_a_server_refuses_is_one_line(bucket: Bucket, elsewhere: Any) -> None:
-    asked = {"s3://no-such-bucket-at-all/one": "NO_SUCH_BUCKET", "s3://no-such-bucket-at-all/one?region=x": "bucket"}
+    asked = {"s3://no-such-bucket-at-all/one": "NoSuchBucket", "s3://no-such-bucket-at-all/one?region=x": "bucket"}
     for uri, says in asked.items():
         with pytest.raises(StorageError, match=says):
             sm.ppl("table:uniform", out=uri, **QUESTION)
     bucket.server.denies = "AccessDenied"
     with pytest.raises(
-        StorageError, match=r"cannot be listed: .*ACCESS_DENIED.*check the URI, .* credentials"
+        StorageError, match=r"cannot be listed: .*AccessDenied.*check the URI, .* credentials"
     ) as raised:
         sm.ppl("table:uniform", out=bucket.uri("one"), **QUESTION)
     assert SECRET not in str(raised.value)

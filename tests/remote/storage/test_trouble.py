@@ -31,11 +31,10 @@ def test_a_server_that_accepts_and_never_answers(
     bucket: Bucket, elsewhere: Move, silent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(objects, "READ_SECONDS", 0.3)
-    monkeypatch.setattr(objects, "ATTEMPTS", 2)
     monkeypatch.setenv("AWS_ENDPOINT_URL", silent)
     objects._opened.cache_clear()
     began = time.monotonic()
-    with pytest.raises(StorageError, match=r"cannot be read: .*NETWORK_CONNECTION.*check the URI") as raised:
+    with pytest.raises(StorageError, match=r"cannot be read: .*[Tt]imeout.*check the URI") as raised:
         sm.load(bucket.uri("one"))
     objects._opened.cache_clear()
     assert "\n" not in str(raised.value)

@@ -55,17 +55,10 @@ def test_scores_are_those_of_the_longhand(good: Path) -> None:
             assert found.logprob[row, 0] == pytest.approx(stored[targets[row]], abs=1e-12)
             assert measured(found.top)[row] == codes.index(max(codes))
             assert measured(found.top_logprob)[row] == pytest.approx(max(stored), abs=1e-12)
-    floored = [
-        logits_of(c, r).min() <= logits_of(c, r).max() - 16
-        for c in range(CHUNKS)
-        for r in range(CONTEXT // 2, CONTEXT - 1)
-    ]
-    assert 0 < sum(floored) < len(floored), "rows with and without a floor"
-    low = sum(
-        int((logits_of(c, r) <= logits_of(c, r).max() - np.float32(16)).sum())
-        for c in range(CHUNKS)
-        for r in range(CONTEXT // 2, CONTEXT - 1)
-    )
+    rows = np.stack([logits_of(c, r) for c in range(CHUNKS) for r in range(CONTEXT // 2, CONTEXT - 1)])
+    on_floor = (rows <= rows.max(1, keepdims=True) - np.float32(16)).sum(1)
+    assert 0 < np.count_nonzero(on_floor) < len(rows), "rows with and without a floor"
+    low = int(on_floor.sum())
     assert (seen.rows, seen.ids, seen.ids_on_floor) == (ROWS * CHUNKS, ROWS * CHUNKS * VOCABULARY, low)
     assert any(f"{low / seen.ids:.1%}" in note for note in seen.notes())
 
@@ -102,11 +95,9 @@ def float_at(offset: int, value: float) -> Callable[[bytes], bytes]:
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda data: data[:7], "does not begin"),
         (lambda data: data[:15], "ends in its header"),
         (lambda data: b"GGUF" + data[4:], "does not begin"),
         (lambda data: data[:-1], "interrupted"),
-        (lambda data: data[:60], "interrupted"),
         (lambda data: data + b"\0", "asks for"),
         (header(context=2), "tokens of a chunk"),
         (header(vocabulary=-1), "number of ids"),
@@ -117,10 +108,8 @@ def float_at(offset: int, value: float) -> Callable[[bytes], bytes]:
         (lambda data: data[:20] + struct.pack("<i", VOCABULARY) + data[24:], "the token 11"),
         (lambda data: data[:20] + struct.pack("<i", -1) + data[24:], "the token -1"),
         (float_at(0, float("nan")), "row 0 of chunk 0"),
-        (float_at(0, float("inf")), "row 0 of chunk 0"),
         (float_at(0, -1e-4), "row 0 of chunk 0"),
         (float_at(0, 1.0), "row 0 of chunk 0"),
-        (float_at(4, float("nan")), "row 0 of chunk 0"),
         (float_at(4, float("-inf")), "row 0 of chunk 0"),
         (float_at(4, 3.0), "row 0 of chunk 0"),
         (float_at(4, -0.5), "sum to"),
@@ -166,36 +155,21 @@ def writer_of(good: Path, path: Path) -> KldWriter:
     return KldWriter(path, file.layout, file.tokens)
 
 
-def test_chunks_in_any_order_are_the_same_file(good: Path, tmp_path: Path) -> None:
-    file = KldFile(good)
-    with closing(writer_of(good, tmp_path / "part")) as writer:
-        for chunk in (2, 0, 1):
-            writer.write(chunk, np.array(file.records(chunk)))
-        writer.finish(tmp_path / "whole.kld")
-    assert (tmp_path / "whole.kld").read_bytes() == good.read_bytes()
-    assert not (tmp_path / "part").exists()
-
-
-def test_an_unfinished_file_is_never_taken_for_a_whole_one(good: Path, tmp_path: Path) -> None:
-    file, part = KldFile(good), tmp_path / "part"
-    with closing(writer_of(good, part)) as writer:
-        writer.write(1, np.array(file.records(1)))
-    assert part.stat().st_size == good.stat().st_size
-    with pytest.raises(InputError, match="does not begin"):
-        KldFile(part)
-
-
 def test_writing_goes_on_where_it_stopped(good: Path, tmp_path: Path) -> None:
     file, part = KldFile(good), tmp_path / "part"
     with closing(writer_of(good, part)) as writer:
         assert writer.is_new
         writer.write(1, np.array(file.records(1)))
+    assert part.stat().st_size == good.stat().st_size
+    with pytest.raises(InputError, match="does not begin"):
+        KldFile(part)
     with closing(writer_of(good, part)) as writer:
         assert not writer.is_new
-        for chunk in (0, 2):
+        for chunk in (2, 0):
             writer.write(chunk, np.array(file.records(chunk)))
         writer.finish(tmp_path / "whole.kld")
     assert (tmp_path / "whole.kld").read_bytes() == good.read_bytes()
+    assert not part.exists()
     other = file.tokens.copy()
     other[0, 0] = (other[0, 0] + 1) % VOCABULARY
     writer_of(good, part).close()

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import struct
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +20,9 @@ from scoremode.errors import EngineError, InputError, RunError
 from scoremode.reports.comparisons import comparison_json
 from scoremode.reports.model_card import markdown
 from scoremode.reports.text import model_notes
-from scoremode.studies.kld.file import MAGIC, KldFile
+from scoremode.studies.kld.file import KldFile
 from scoremode.studies.kld.statistics import llamacpp_statistics
 from scoremode.values import Floats
-from tests import forked
-from tests.makers import OBEY_INTERRUPTS
 from tests.studies.kld.kld_files import kl_longhand, log_p, random_logits, record, write_file
 
 TEXT = "The quick brown fox jumps over the lazy dog — naïve 東京, and the dog does not mind. " * 6
@@ -186,18 +181,9 @@ def test_a_model_writes_the_distributions_of_its_logits(tmp_path: Path, tiny: Pa
         assert abs(ours[4:].astype(int) - codes).max() <= 2, "float noise moves a code by a step or two"
 
 
-def test_a_reference_is_a_command_of_its_own(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="run a second command"):
-        sm.reference("table:uniform", tmp_path / "ref", kld=tmp_path / "x.kld", text=TEXT, context_length=CONTEXT)
-
-
 def test_only_an_older_kld_file_is_replaced(tmp_path: Path) -> None:
     asked: dict[str, Any] = {"text": TEXT, "context_length": CONTEXT}
     path, link = tmp_path / "there.kld", tmp_path / "link.kld"
-    path.write_bytes(MAGIC + b"a file that llama-perplexity did not finish")
-    with pytest.raises(InputError, match=r"is not a \.kld file"):
-        sm.reference("table:uniform", kld=path, fresh=True, **asked)
-    path.unlink()
     sm.reference("table:uniform", kld=path, **asked)
     with pytest.raises(InputError, match=r"exists; .* --fresh"):
         sm.reference("table:uniform", kld=path, **asked)
@@ -256,45 +242,19 @@ def test_an_engine_without_distributions_is_told_so(tmp_path: Path) -> None:
     assert not (tmp_path / "x.kld").exists()
 
 
-SLOW = (
-    OBEY_INTERRUPTS
-    + """
-import time
-from scoremode.studies.kld.file import KldWriter
-write = KldWriter.write
-def slow(self, *given):
-    write(self, *given)
-    time.sleep(0.1)
-KldWriter.write = slow
-from scoremode.cli.main import entry
-entry()
-"""
-)
+def test_an_interrupted_writer_goes_on_to_the_same_bytes(tmp_path: Path, tiny: Path) -> None:
+    whole, path = written(tiny, tmp_path / "whole.kld", batch_tokens=64), tmp_path / "stopped.kld"
 
+    def stop(done: int, total: int) -> None:
+        if 3 * CONTEXT < done < total:
+            raise KeyboardInterrupt
 
-@pytest.mark.slow
-def test_a_killed_writer_goes_on_to_the_same_bytes(tmp_path: Path, tiny: Path) -> None:
-    whole = written(tiny, tmp_path / "whole.kld", batch_tokens=64)
-    path = tmp_path / "killed.kld"
-    asked = ["--text", TEXT, "--context-length", str(CONTEXT), "--batch-tokens", "64"]
-    command = ["reference", str(tiny), *asked, "--kld", str(path)]
-    process = forked.Popen([sys.executable, "-c", SLOW, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    journal = tmp_path / ".killed.kld.scoremode" / "partial.journal"
-    deadline = time.monotonic() + 120
-    while not (journal.exists() and journal.stat().st_size > 4000):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, "no chunk was written"
-        time.sleep(0.01)
-    process.kill()
-    process.communicate(timeout=60)
-    assert process.returncode != 0
-    assert not path.exists(), "a killed writer leaves no file that looks complete"
-    kept = journal.stat().st_size
-    done = forked.run([sys.executable, "-m", "scoremode", *command], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert kept > 0
-    assert path.read_bytes() == whole.read_bytes()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["killed.kld", "whole.kld"]
+    with pytest.raises(KeyboardInterrupt):
+        written(tiny, path, batch_tokens=64, progress=stop)
+    assert not path.exists(), "nothing that looks complete"
+    assert (tmp_path / ".stopped.kld.scoremode" / "partial.journal").stat().st_size > 0
+    assert written(tiny, path, batch_tokens=64).read_bytes() == whole.read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["stopped.kld", "whole.kld"]
 
 
 def test_type_checkers_know_the_files_that_wings_write() -> None:

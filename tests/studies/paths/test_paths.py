@@ -125,7 +125,6 @@ def test_the_command_prints_a_row_for_each_number_of_sequences(
         ({"path": "decode"}, "paths measures both paths; leave --path out"),
         ({"vary": "decoded"}, "there is no way 'decoded' to feed a model; did you mean 'decode'"),
         ({"vary": []}, "nothing to compare with prefill"),
-        ({"vary": "cache-hit"}, "cache hits are not compared with prefill any more"),
         ({"sequences": [2, 0]}, "--sequences 0 is less than 1"),
         ({"sequences": [2, 5000]}, "--sequences 5000 is too many"),
         ({"chunk_tokens": 4}, "--chunk-tokens belongs to chunked; add chunked to --vary"),

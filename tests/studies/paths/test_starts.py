@@ -15,8 +15,6 @@ from scoremode.core.engine.options import Options, option
 from scoremode.core.engine.plugin import Capabilities, Work
 from scoremode.core.entry_points import Plugins
 from scoremode.core.plan.path import CHUNKED, PATHS, DecodePath
-from scoremode.core.verbs.compared_models import ModelSettings
-from scoremode.core.verbs.model import LazyModel
 from scoremode.engines.table import TablePlugin
 from scoremode.engines.table.engine import TableEngine
 from tests.command_line import Command, Outcome
@@ -139,23 +137,3 @@ def test_candidates_of_a_reference_are_counted_too(slow: SlowTable, command: Com
     assert slow.starts(command("compare", reference, UNIFORM, SUCCESSOR)) == 2
     assert slow.starts(command("compare", reference, UNIFORM, SUCCESSOR)) == 0
     assert slow.starts(command("compare", reference, UNIFORM, SUCCESSOR, "--fresh")) == 2
-
-
-@pytest.mark.parametrize("baseline", ["model", "reference"])
-def test_each_candidate_is_prepared_once(
-    slow: SlowTable, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, baseline: str
-) -> None:
-    reference = str(tmp_path / "ref")
-    if baseline == "reference":
-        assert slow.starts(command("reference", UNIFORM, *TEXT, "--out", reference)) == 1
-    prepared: list[str] = []
-    prepare = ModelSettings.prepare
-
-    def counted(self: ModelSettings) -> LazyModel:
-        prepared.append(self.model)
-        return prepare(self)
-
-    monkeypatch.setattr(ModelSettings, "prepare", counted)
-    first = (UNIFORM, *TEXT) if baseline == "model" else (reference,)
-    assert slow.starts(command("compare", first[0], SUCCESSOR, UNIFORM, *first[1:])) == 2
-    assert sorted(prepared) == [SUCCESSOR, UNIFORM]

@@ -10,6 +10,7 @@ import pytest
 
 import scoremode as sm
 from scoremode.core.models.facts import resolve
+from scoremode.core.scores.answers import measured
 from scoremode.core.text.tokenizer import HuggingFaceTokenizer
 from scoremode.errors import CorpusError
 from scoremode.studies.rollouts.prompts import read_answers
@@ -54,10 +55,12 @@ def test_a_real_tokenizer_cuts_answers_behind_their_prompts(file: Path, tmp_path
     rows = [{"prompt": "The capital of France is", "answer": " Paris."}, {"prompt": "The capi", "answer": "tal."}]
     path = tmp_path / "two.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run = sm.ppl("smollm2-135m", corpus=f"answers:{path}", engine="transformers")
     tokenizer = HuggingFaceTokenizer.load(resolve("smollm2-135m"))
-    assert tokenizer.decode(run.facts.id.tolist()) == " Paris.tal."
-    assert [note for note in run.manifest["notes"] if "cut into tokens by itself" in note]
+    own_tokens = read_answers(str(path)).as_corpus().own_tokens
+    assert own_tokens is not None
+    _, tokens = own_tokens(tokenizer, ())
+    assert tokenizer.decode(tokens.ids[measured(tokens.target_mask)].tolist()) == " Paris.tal."
+    assert [note for note in tokens.notes if "cut into tokens by itself" in note]
     sm.rollouts("table:uniform", path, max_tokens=3, out=tmp_path / "w")
     with pytest.raises(CorpusError, match="is a folder of rollouts"):
         sm.plan("smollm2-135m", corpus=f"answers:{tmp_path / 'w'}")

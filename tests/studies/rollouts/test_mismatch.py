@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,13 @@ import pytest
 import torch
 
 import scoremode as sm
-from scoremode.core.scores.columns import Divergences
+from scoremode.core.scores.answers import measured
 from scoremode.errors import InputError, OptionError
 from scoremode.studies.rollouts.mismatch import FIELDS, Mismatch
 from scoremode.studies.rollouts.tables import mismatch_blocks
-from scoremode.values import Floats, Ids, Ints
-from tests.makers import VOCABULARY, make_tiny_model, make_tokenizer
+from scoremode.studies.rollouts.texts import Rollouts
+from scoremode.values import Floats
+from tests.makers import VOCABULARY, make_tokenizer
 from tests.reports.test_table import drawn
 
 V = 7
@@ -80,18 +81,6 @@ def test_bounds_contain_the_kl_in_95_of_100_samples_of_prompts() -> None:
     assert hits >= 0.9 * 200
 
 
-def test_the_formulas_are_those_of_verl() -> None:
-    """What verl's rollout correction logs, written out: masked means over tokens, with old = trainer."""
-    pi, tau = distributions(4, 0.4)
-    found = sampled(pi, tau, prompts=10)
-    s, log_ratio = found.statistics(), torch.from_numpy(found.trainer - found.rollout)
-    assert s["k1"] == pytest.approx(float((-log_ratio).mean()), rel=1e-12)
-    assert s["k3"] == pytest.approx(float((torch.exp(log_ratio) - log_ratio - 1).mean()), rel=1e-12)
-    weights = torch.exp(log_ratio)
-    normalized = weights / weights.mean()
-    assert s["effective_sample_size"] == pytest.approx(float(1 / (normalized**2).mean()), rel=1e-12)
-
-
 # ── by hand ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def small(**changes: Any) -> Mismatch:
     """Two prompts of two samples of two tokens."""
@@ -114,6 +103,9 @@ def test_ratios_by_hand() -> None:
     assert s["outside_clip"] == pytest.approx(2 / 8)  # 0.5 and 1.25; 1.2 is rounded to one side or the other
     assert s["sequence_ratio_min"] == pytest.approx(0.5)
     ratios = np.array([1, 1.2, 0.5, 1.25])
+    assert s["k1"] == pytest.approx(-np.log(ratios).sum() / 8)
+    assert s["k2"] == pytest.approx((np.log(ratios) ** 2).sum() / 16)
+    assert s["k3"] == pytest.approx((ratios - 1 - np.log(ratios)).sum() / 8)
     assert s["sequence_effective_sample_size"] == pytest.approx(ratios.sum() ** 2 / (4 * (ratios**2).sum()))
     assert s["sequence_k1"] == pytest.approx(-np.log(ratios).mean())
     assert (s["k1_stderr"], s["kl"], s["kl_infinite"]) == (None, None, None)  # two prompts are too few
@@ -200,122 +192,83 @@ def test_shown_in_a_terminal_on_a_page_and_as_a_table(tmp_path: Path) -> None:
 
 
 # ── a real model ─────────────────────────────────────────────────────────────────────────────────────────────────────
-@dataclass
-class Written:
-    """Texts that were sampled here, with the attributes of rollouts."""
-
-    prompt: Ints
-    sample: Ints
-    prompt_ids: list[Ids]
-    written: list[Ids]
-    logprob: list[Floats]
-    raw_logprob: list[Floats]
-    kl: list[Floats]
-    manifest: dict[str, Any] = field(default_factory=lambda: {"model": "tiny"})
-
-    def tokenizer_notes(self, _: Any) -> list[str]:
-        return []
-
-
-def perturbed(model: Any) -> Any:
-    """The model as bfloat16 would have it, computed in float32."""
-    import copy
-
-    other = copy.deepcopy(model)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.copy_(parameter.to(torch.bfloat16).float())
-    return other
-
-
-@torch.no_grad()
-def write(model: Any, trainer: Any, *, prompts: int, samples: int, tokens: int, temperature: float = 1.0) -> Any:
-    """Samples texts in a loop without any engine, and computes the exact KL at each token in float64."""
-    generator = torch.Generator().manual_seed(3)
-    start = torch.randint(2, VOCABULARY, (prompts, 4), generator=generator).repeat_interleave(samples, dim=0)
-    ids, columns = start, []
-    for _ in range(tokens):
-        ours, theirs = (torch.log_softmax(m(ids).logits[:, -1].double(), dim=-1) for m in (model, trainer))
-        hot = torch.log_softmax(ours / temperature, dim=-1)
-        token = torch.multinomial(hot.exp(), 1, generator=generator)
-        kl = (ours.exp() * (ours - theirs)).sum(dim=-1)
-        columns.append([hot.gather(1, token)[:, 0], ours.gather(1, token)[:, 0], kl])
-        ids = torch.cat([ids, token], dim=1)
-    drawn_as, own, divergence = (torch.stack([c[i] for c in columns], dim=1).numpy() for i in range(3))
-    return Written(
-        prompt=np.repeat(np.arange(prompts), samples),
-        sample=np.tile(np.arange(samples), prompts),
-        prompt_ids=[row.numpy().astype(np.int32) for row in start],
-        written=[row[4:].numpy().astype(np.int32) for row in ids],
-        logprob=list(drawn_as),
-        raw_logprob=list(own),
-        kl=list(divergence),
-    )
+@pytest.fixture(scope="module")
+def texts(tiny: Path) -> Rollouts:
+    prompts = [f"{n} quick brown foxes and the {word}" for n in range(10) for word in ("dog", "cat", "model", "fox")]
+    return sm.rollouts(str(tiny), prompts, samples=3, temperature=1, max_tokens=20, dtype="float32")
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Any, Path]:
+def models(tiny: Path) -> tuple[Any, Any, Any]:
+    """The model that wrote, the same as bfloat16 would have it, computed in float32, and their tokenizer."""
     from transformers import AutoModelForCausalLM
 
-    folder = make_tiny_model(tmp_path_factory.mktemp("tiny"), adds_bos=False)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    return model, perturbed(model), make_tokenizer(folder, adds_bos=False), folder
+    model, trainer = (AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32).eval() for _ in range(2))
+    with torch.no_grad():
+        for parameter in trainer.parameters():
+            parameter.copy_(parameter.to(torch.bfloat16).float())
+    return model, trainer, make_tokenizer(tiny, adds_bos=False)
 
 
-def test_a_wrapped_trainer_reads_the_rollouts(models: tuple[Any, Any, Any, Path]) -> None:
-    model, trainer, tokenizer, folder = models
-    texts = write(model, trainer, prompts=40, samples=3, tokens=20)
-    found = sm.mismatch(texts, sm.wrap(trainer, tokenizer, name="trainer"))
-    assert found.notes == ()
-    s, kl = found.statistics(), np.concatenate(texts.kl)
+@torch.no_grad()
+def exact_kl(texts: Rollouts, model: Any, trainer: Any) -> Floats:
+    """At each written token, in float64."""
+    rows = []
+    for prompt, written in zip(texts.prompt_ids, texts.written, strict=True):
+        ids = torch.from_numpy(np.concatenate([prompt, written]).astype(np.int64))[None]
+        p, q = (m(ids).logits[0, len(prompt) - 1 : -1].double().log_softmax(-1) for m in (model, trainer))
+        rows.append((p.exp() * (p - q)).sum(-1).numpy())
+    return np.concatenate(rows)
+
+
+def test_a_wrapped_trainer_reads_the_rollouts(texts: Rollouts, models: tuple[Any, Any, Any], tiny: Path) -> None:
+    model, trainer, tokenizer = models
+    s = sm.mismatch(texts, sm.wrap(trainer, tokenizer, name="trainer")).statistics()
+    kl = exact_kl(texts, model, trainer)
     for name in ("k1", "k3"):
         assert abs(s[name] - kl.mean()) < 4 * s[f"{name}_stderr"]
     assert 0 < s["k3"] < 0.1
-    itself = sm.mismatch(texts, str(folder)).statistics()  # a name: the weights that sampled
+    itself = sm.mismatch(texts, str(tiny), dtype="float32").statistics()  # a name: the weights that sampled
     assert itself["k3"] < 1e-9
     assert itself["sequence_effective_sample_size"] == pytest.approx(1, abs=1e-6)
-    assert itself["name"] == str(folder)
+    assert (itself["name"], itself["notes"]) == (str(tiny), [])
 
 
-def test_a_temperature_is_told(models: tuple[Any, Any, Any, Path]) -> None:
-    model, trainer, tokenizer, _ = models
-    texts = write(model, trainer, prompts=6, samples=1, tokens=5, temperature=0.5)
-    found = sm.mismatch(texts, sm.wrap(trainer, tokenizer), clip=(0.9, 1.1))
-    assert "not estimates of KL" in found.statistics()["notes"][0]
+def test_a_temperature_is_told(models: tuple[Any, Any, Any], tiny: Path) -> None:
+    texts = sm.rollouts(str(tiny), ["The fox"], temperature=0.5, max_tokens=5, dtype="float32")
+    found = sm.mismatch(texts, sm.wrap(models[1], models[2]), clip=(0.9, 1.1))
+    assert any("not estimates of KL" in note for note in found.statistics()["notes"])
     assert found.clip == (0.9, 1.1)
 
 
-def test_a_run_must_have_scored_exactly_these_tokens(models: tuple[Any, Any, Any, Path]) -> None:
-    model, trainer, tokenizer, _ = models
-    texts = write(model, trainer, prompts=6, samples=2, tokens=5)
-    asked = sm.wrap(trainer, tokenizer)
-    run = asked.ppl(text="some other text that is long enough to be scored")
-    with pytest.raises(InputError, match="did not score exactly these sampled tokens"):
-        sm.mismatch(texts, run)
-    with pytest.raises(InputError, match=r"rollouts is of the type dict, which is not"):
-        sm.mismatch({"logprobs": []}, run)
-    n, written = 12 * 5, np.concatenate(texts.written)
-    order = np.random.default_rng(5).permutation(n)  # windows may come in any order
-    scored = np.concatenate(asked.logprobs(texts.prompt_ids, texts.written))
-    facts = replace(
-        run.facts, document=np.repeat(np.arange(12), 5)[order], token=np.arange(n)[order], id=written[order]
-    )
-    kl = np.concatenate(texts.kl)
-    known = {**run.manifest, "against": {"model": "tiny", "fingerprint": "f00d"}}
-    scores, apart = replace(run.scores, logprob=scored[order]), Divergences(kl=kl[order])
-    aligned = replace(run, facts=facts, scores=scores, divergences=apart, manifest=known)
-    found = sm.mismatch(texts, aligned)
-    assert np.array_equal(found.trainer, scored)
+def test_a_comparison_with_the_writer_has_the_exact_kl(texts: Rollouts, tiny: Path) -> None:
+    precision: Any = {"dtype": "bfloat16", "baseline_options": {"dtype": "float32"}}
+    (compared,) = sm.compare(str(tiny), str(tiny), corpus=texts, **precision)
+    found = sm.mismatch(texts, compared)
     assert found.kl is not None
-    assert np.array_equal(found.kl, kl)
-    texts.manifest["model_fingerprint"] = "another"
-    other = sm.mismatch(texts, aligned)
-    assert other.kl is None
-    assert "KL of the run is left out" in other.notes[0]
+    assert np.array_equal(found.kl, measured(compared.kl))
+    assert np.array_equal(found.trainer, compared.candidate.scores.logprob)
+    of_another = replace(texts, manifest={**texts.manifest, "model_fingerprint": "another"})
+    assert sm.mismatch(of_another, compared).kl is None
+    assert "KL of the run is left out" in sm.mismatch(of_another, compared).notes[0]
 
 
-def test_log_probabilities_of_ids(models: tuple[Any, Any, Any, Path]) -> None:
-    model, _, tokenizer, _ = models
+def test_a_run_must_have_scored_exactly_these_tokens(texts: Rollouts, tiny: Path) -> None:
+    other = sm.ppl(str(tiny), text="some other text that is long enough to be scored")
+    with pytest.raises(InputError, match="did not score exactly these sampled tokens"):
+        sm.mismatch(texts, other)
+    with pytest.raises(InputError, match=r"rollouts is a value of the type dict, which is not"):
+        sm.mismatch({"logprobs": []}, other)
+    run = sm.ppl(str(tiny), corpus=texts, dtype="float32")
+    order = np.random.default_rng(5).permutation(texts.tokens)  # windows may come in any order
+    columns = {name: np.asarray(getattr(run.facts, name))[order] for name in ("document", "token", "id", "slice")}
+    scores = replace(run.scores, logprob=run.scores.logprob[order])
+    shuffled = replace(run, facts=replace(run.facts, **columns), scores=scores)
+    assert np.array_equal(sm.mismatch(texts, shuffled).trainer, run.scores.logprob)
+
+
+def test_log_probabilities_of_ids(models: tuple[Any, Any, Any]) -> None:
+    model, _, tokenizer = models
     asked = sm.wrap(model, tokenizer)
     prompts, texts = [np.array([3, 4, 5]), np.array([7])], [np.array([9, 8]), np.array([], np.int64)]
     found = asked.logprobs(prompts, texts)

@@ -162,22 +162,6 @@ def test_an_impossible_token_is_counted_and_not_averaged() -> None:
     assert (found["impossible"], found["log_ratio"], found["ppl_ratio"]) == (1, None, None)
 
 
-def test_minus_the_log_ratio_estimates_the_kl_of_whole_texts() -> None:
-    """Texts of two letters and an end, from tables: the KL of texts is known exactly."""
-    random = np.random.default_rng(8)
-    p, q = np.array([0.5, 0.3, 0.2]), np.array([0.4, 0.35, 0.25])  # the last ends a text
-    rate = float((p * np.log(p / q)).sum())
-    length = random.geometric(p[2], 4000)
-    letters = random.random(length.sum()) < p[0] / (p[0] + p[1])
-    token = np.where(letters, 0, 1)
-    token[np.cumsum(length) - 1] = 2
-    text = np.repeat(np.arange(4000), length)
-    found = TextRatios(text, text // 4, np.log(p)[token], np.log(q)[token]).log_ratio
-    exact = -rate / p[2]  # by Wald: the mean number of tokens times the KL of each
-    assert found.stderr is not None
-    assert abs(found.value - exact) < 3 * found.stderr
-
-
 def test_once_every_text_has_parted_none_goes_on() -> None:
     found = of_texts([(n, "x===") for n in range(6)])
     assert [found.survival().at(length).value for length in (0, 1, 2, 99)] == [1, 0, 0, 0]

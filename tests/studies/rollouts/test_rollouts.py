@@ -12,11 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import scoremode as sm
-from scoremode.core.text.slices import Slicing, read_rules
-from scoremode.core.text.tokenizer import ByteTokenizer
 from scoremode.studies.rollouts.engines.writers import TableWriter
 from scoremode.studies.rollouts.prompts import read_prompts
-from scoremode.studies.rollouts.texts import Rollouts, written_slices
+from scoremode.studies.rollouts.texts import Rollouts
 
 ROWS: list[Any] = ["ab", {"prompt": "xyz", "answer": "abc"}, "q", "long prompt", "é"]
 DRAWN: dict[str, Any] = {"samples": 3, "temperature": 1, "max_tokens": 7}
@@ -190,17 +188,6 @@ def test_prompts_of_files(tmp_path: Path) -> None:
     written = sm.rollouts("table:successor", rows, max_tokens=2)
     assert written.prompt_text == ["a", "user: hi\nassistant: "]
     assert written.manifest["prompts_file"] == "p.jsonl"
-    for bad in ({"prompt": "a", "messages": chat}, {"prompt": ["a"]}, {"prompt": "a", "answer": 5}, {"text": "a"}):
-        rows.write_text(json.dumps(bad) + "\n")
-        with pytest.raises(sm.ScoremodeError, match="line 1"):
-            read_prompts(rows)
-
-
-def test_written_tokens_are_divided_like_a_turn_and_by_rules() -> None:
-    text = "Frage? <think>hm</think>Já <b>x</b>"
-    encoding = ByteTokenizer().encode(text, special=False)
-    slicing = Slicing(read_rules("b=<b>..</b>"))
-    codes = written_slices(slicing, text, encoding.char_end, len("Frage? "))
-    found = [slicing.names[code] for code in codes.tolist()]
-    counts = {name: found.count(name) for name in dict.fromkeys(found)}
-    assert counts == {"prompt": 7, "thinking": len("<think>hm</think>"), "answer": 4, "b": len("<b>x</b>")}
+    rows.write_text(json.dumps({"prompt": "a", "messages": chat}) + "\n")
+    with pytest.raises(sm.ScoremodeError, match="line 1 has both"):
+        read_prompts(rows)

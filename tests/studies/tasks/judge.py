@@ -49,9 +49,9 @@ def check(lm: Any, theirs: Any, requests: list[Any], encoder: HarnessEncoder) ->
     ours, harness = lm.loglikelihood(requests, disable_tqdm=True), theirs.loglikelihood(requests, disable_tqdm=True)
     definition = Float64(theirs.model)
     for request, own, other in zip(requests, ours, harness, strict=True):
-        asked = encoder.pair(*request.args).asked
-        tokens = len(asked.ids) - asked.first
-        exact, greedy = definition.of(asked.ids, asked.first)
+        encoded = encoder.pair(*request.args).continuation
+        tokens = len(encoded.ids) - encoded.first
+        exact, greedy = definition.of(encoded.ids, encoded.first)
         assert abs(own[0] - exact) <= PER_TOKEN * tokens, request.args
         assert abs(own[0] - other[0]) <= PER_TOKEN * tokens, request.args
         assert own[1] == other[1] == greedy, request.args

@@ -106,7 +106,7 @@ def only_own_tasks() -> Iterator[None]:
 
 def log_of(out: Path, model: str, names: Sequence[str], definitions: Path, *more: str) -> Path:
     """The folder that ``scoremode lm-eval --log_samples`` writes for a model."""
-    words = ["lm-eval", "--tasks", ",".join(names), "--include_path", str(definitions), "--model_args", model, *more]
+    words = ["lm-eval", "--tasks", ",".join(names), "--include-path", str(definitions), "--model-args", model, *more]
     with only_own_tasks():
         assert main([*words, "--output_path", str(out), "--log_samples"]) == 0
     return out

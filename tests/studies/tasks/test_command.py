@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from scoremode.cli.main import main
-from tests.command_line import Refused
 from tests.studies.tasks.logs import drawn, write_log
 
 TASKS = "arc_easy,winogrande"
@@ -84,21 +83,3 @@ def test_the_metric_of_recovery_can_be_chosen(words: list[str], capsys: pytest.C
     assert re.search(r"has no acc_norm, so recovery is\s+about acc", capsys.readouterr().out)
     assert main([*words, "--metric", "f1"]) == 2
     assert "no task here has the metric 'f1'" in capsys.readouterr().err
-
-
-def test_flags_that_ran_models_say_what_to_type_instead(words: list[str], refused: Refused) -> None:
-    for flag in ("--engine", "--dtype", "--limit", "--task-data", "--num-fewshot", "--out", "--include-path"):
-        line = refused(*words, flag, "x")
-        assert line.startswith(f"scoremode tasks: {flag} is no flag of scoremode tasks; run scoremode lm-eval --tasks")
-        assert "--output_path DIR --log_samples" in line
-    for flag in ("--fresh", "--apply-chat-template"):
-        assert "--log_samples" in refused(*words, flag)
-    assert "did you mean --metric?" in refused(*words, "--metrc", "acc")
-    assert "--log_samples" in refused("tasks", "org/model", "org/model-W4A16", "--tasks", "arc_easy")
-    assert "docs/rollouts.md" in refused("rollouts", "table:uniform", "--prompts", "task:a", "--out", "x")
-
-
-def test_only_the_named_tasks_are_compared(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*words, "--tasks", "winogrande", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["candidates"][0]["rows"]
-    assert [row["name"] for row in rows] == ["winogrande", "all"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from importlib.metadata import entry_points
@@ -26,30 +25,6 @@ needs_harness = pytest.mark.skipif(not HAS_HARNESS, reason="needs lm-eval")
 def only_own_tasks() -> Iterator[None]:
     with tasks.only_own_tasks():
         yield
-
-
-@needs_harness
-@pytest.mark.usefixtures("only_own_tasks")
-def test_the_command_line_runs_tasks(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = write_tasks(tmp_path / "tasks", ["own_choice"])
-    words = ["lm-eval", "--tasks", "own_choice", "--include-path", str(folder), "--limit", "2"]
-    words += [
-        "--model-args",
-        f"pretrained={tiny},dtype=float32",
-        "--output_path",
-        str(tmp_path / "out"),
-        "--log_samples",
-    ]
-    assert main(words) == 0
-    shown = capsys.readouterr()
-    assert "|own_choice" in shown.out
-    (results,) = (tmp_path / "out").rglob("results_*.json")
-    told = json.loads(results.read_text())["config"]
-    assert told["model"] == "scoremode"
-    assert told["scoremode"]["engine"] == "transformers"
-    assert told["scoremode"]["head"] == "exact-fp32"
-    assert told["model_dtype"] == "float32"
-    assert len(list((tmp_path / "out").rglob("samples_own_choice_*.jsonl"))) == 1
 
 
 @needs_harness

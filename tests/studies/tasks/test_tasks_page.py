@@ -44,7 +44,7 @@ def made(name: str = "q4", *, documents: int = 60, bad: str = BAD) -> TasksCompa
         "lm_eval": "0", "limit": None, "num_fewshot": {bad: 0}, "apply_chat_template": False,
         "seeds": {"fewshot": 1234},
     }  # fmt: skip
-    return TasksComparison(name, bad, (task,), (), (bad,), FACTS, FACTS, settings, (bad,), {"command": bad})
+    return TasksComparison(name, bad, (task,), {}, (bad,), FACTS, FACTS, settings, (bad,), {"command": bad})
 
 
 def test_nothing_on_the_page_is_markup_of_a_file() -> None:

@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from scoremode.core.arguments import ALMOST_URI, user_path
 from scoremode.errors import OptionError, RunError, harmless
@@ -60,7 +59,7 @@ def cache_folder() -> Path:
         raise OptionError("there is no home folder for the cache", fix=SET_IT) from None
 
 
-def entry_folder(kind: str, identity: Mapping[str, Any]) -> Path:
+def entry_folder(kind: str, identity: Mapping[str, object]) -> Path:
     """The cache folder of an entry; the same identity gives the same folder."""
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     return cache_folder() / kind / digest[:20]

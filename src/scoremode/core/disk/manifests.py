@@ -39,11 +39,11 @@ Text = Annotated[str, Meta(min_length=1)]
 Sha256 = strict_json.Sha256
 
 
-def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+def sealed(manifest: Mapping[str, object]) -> dict[str, object]:
     return {**manifest, SEAL: _digest(manifest)}
 
 
-def is_sealed(manifest: Mapping[str, Any]) -> bool:
+def is_sealed(manifest: Mapping[str, object]) -> bool:
     """Is the manifest unchanged since it was sealed?"""
     seal = manifest.get(SEAL)
     return seal == _digest(manifest) or seal == _digest(manifest, (", ", ": "))  # results of prob had spaces once
@@ -65,7 +65,7 @@ def has_form(manifest: Any, form: type[msgspec.Struct]) -> bool:
     return manifest.keys() >= needed and (len(needed) >= MANY_FIELDS or is_sealed(manifest))
 
 
-def _digest(manifest: Mapping[str, Any], separators: tuple[str, str] = (",", ":")) -> str:
+def _digest(manifest: Mapping[str, object], separators: tuple[str, str] = (",", ":")) -> str:
     bare = {name: value for name, value in manifest.items() if name != SEAL}
     return hashlib.sha256(json.dumps(bare, sort_keys=True, separators=separators).encode()).hexdigest()
 
@@ -89,12 +89,12 @@ def about_sealed_text(data: bytes) -> frozenset[str] | None:
     return frozenset(match[1].decode().split())
 
 
-def differing_fields(left: Mapping[str, Any], right: Mapping[str, Any]) -> str:
+def differing_fields(left: Mapping[str, object], right: Mapping[str, object]) -> str:
     """Returns the names of the fields in which two manifests or identities differ, as text; empty if they are equal."""
     return harmless(", ".join(sorted(name for name in left.keys() | right.keys() if left.get(name) != right.get(name))))
 
 
-def unusable_field(manifest: Mapping[str, Any], form: type[msgspec.Struct]) -> str | None:
+def unusable_field(manifest: Mapping[str, object], form: type[msgspec.Struct]) -> str | None:
     """Returns the name of a field that is missing or does not fit ``form``; None if all fields are usable.
 
     Fields that are not in the form must be printable JSON too, because they are printed with the others.
@@ -128,7 +128,7 @@ def read_sealed(path: Path, form: type[msgspec.Struct], *, format: int, fix: str
     return manifest
 
 
-def write_sealed(path: Path, content: Mapping[str, Any], form: type[msgspec.Struct]) -> dict[str, Any]:
+def write_sealed(path: Path, content: Mapping[str, object], form: type[msgspec.Struct]) -> dict[str, Any]:
     """Writes a manifest with its seal, and returns it as it will be read: tuples are lists."""
     whole = sealed(json.loads(readable(json.dumps(content, ensure_ascii=False, allow_nan=False))))
     wrong = unusable_field(whole, form)

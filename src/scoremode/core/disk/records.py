@@ -40,7 +40,7 @@ class RecordFile:
 
     any_kept: ClassVar[bool] = False  # has this process written a record? The line on Ctrl-C says so
 
-    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, header: Mapping[str, object]) -> None:
         """Creates the file, or opens it to resume. Raises RunError if it belongs to another computation."""
         self.path = path
         line = first_line(header)
@@ -112,12 +112,12 @@ class RecordFile:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def first_line(header: Mapping[str, Any]) -> bytes:
+def first_line(header: Mapping[str, object]) -> bytes:
     """Returns a record file without records, as bytes."""
     return json.dumps(header, sort_keys=True, allow_nan=False).encode() + b"\n"
 
 
-def is_record_file(path: Path, header: Mapping[str, Any]) -> bool:
+def is_record_file(path: Path, header: Mapping[str, object]) -> bool:
     """Does this file have a header like this one besides an identity, in any format, and then records or nothing?
 
     A kill may have cut the header.

@@ -53,11 +53,11 @@ def from_raw(raw: Raw, dtype: str) -> Tensor:
 
 
 def store_head(head: Head) -> StoredHead:
-    dtype, bias_dtype = (str(t.dtype).removeprefix("torch.") for t in (head.weight, head.weight))
-    bias = None
-    if head.bias is not None:
-        bias, bias_dtype = to_raw(head.bias), str(head.bias.dtype).removeprefix("torch.")
-    return StoredHead(to_raw(head.weight), bias, dtype, bias_dtype, head.vocabulary, head.scale, head.softcap)
+    bias = None if head.bias is None else to_raw(head.bias)
+    dtypes = [
+        str(x.dtype).removeprefix("torch.") for x in (head.weight, head.weight if head.bias is None else head.bias)
+    ]
+    return StoredHead(to_raw(head.weight), bias, dtypes[0], dtypes[1], head.vocabulary, head.scale, head.softcap)
 
 
 def split_columns(columns: Columns, ends: Ints) -> list[Answers]:

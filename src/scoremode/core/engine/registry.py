@@ -123,22 +123,17 @@ def engine_for(wanted: str | None, model: str) -> EnginePlugin:
 
 
 def share_options(plugin: EnginePlugin, all_used: Sequence[EnginePlugin], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options that ``plugin`` has, and those that no engine in ``all_used`` has: it refuses them later.
+    """Returns the options that are meant for ``plugin``, one of the engines in ``all_used``.
 
-    If only other engines know the value of an option, as in ``--kv-cache-dtype fp8``, it is meant for those.
+    An option is meant for those that take its value, as in ``--kv-cache-dtype fp8``; if none does, for those that have
+    it; if none has it, for all. They refuse it later.
     """
-    own = plugin.options.known()
-    used = {name for name in given if any(name in other.options.known() for other in all_used)}
-    meant = {name for name, value in given.items() if any(_allows(other, name, value) for other in all_used)}
-    return {
-        name: value
-        for name, value in given.items()
-        if (name in own and (name not in meant or _allows(plugin, name, value))) or name not in used
-    }
 
+    def meant_for(name: str, value: Any) -> Sequence[EnginePlugin]:
+        having = [engine for engine in all_used if name in engine.options.known()]
+        return [engine for engine in having if _refusal(engine, name, value) is None] or having or all_used
 
-def _allows(plugin: EnginePlugin, name: str, value: Any) -> bool:
-    return name in plugin.options.known() and _refusal(plugin, name, value) is None
+    return {name: value for name, value in given.items() if plugin in meant_for(name, value)}
 
 
 def _refusal(plugin: EnginePlugin, name: str, value: Any) -> OptionError | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from scoremode.core.cache.entries import hold_entry
 from scoremode.core.disk.files import file_sha256
 from scoremode.core.disk.folders import cache_folder
-from scoremode.core.text.tokenizer_file import quiet_transformers
+from scoremode.core.text.tokenizer_loading import quiet_transformers
 from scoremode.errors import LOGGER, ModelError
 
 EMBEDDED = "smollm2-135m"

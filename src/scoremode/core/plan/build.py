@@ -30,8 +30,8 @@ def choose_sizes(method: Method, context: int | None, stride: int | None, model_
     if chosen is None:
         raise MethodError("this model does not say how long its context is", fix="give --context-length")
     if model_context is not None and chosen > model_context:
-        if context is None and method.name == "sliding-once":
-            chosen = model_context  # no published result depends on the default of sliding-once
+        if context is None and method.fits_model:
+            chosen = model_context
         else:
             whose = f"--context-length {chosen}" if context else f"{method.name}'s own context of {chosen}"
             raise MethodError(
@@ -95,6 +95,7 @@ def make_plan(
         weight=weight if method.average == "window" else None,
         average=method.average,
         vocabulary=tokens.tokenizer.size if method.real_vocabulary else None,
+        whole_documents=method.whole_documents,
         notes=tuple(_notes(method, tokens, sizes, len(spans), len(windows))),
     )
     return made if path is None else replace(made, notes=(*made.notes, *_path_notes(made, path)))

@@ -51,6 +51,7 @@ class Plan:
     prefix_group: Ints | None = None  # (windows,) windows with equal numbers share a prompt
     joined_at: Ints | None = None  # tokens where another text begins inside a joined document
     doc_group: Ints | None = None  # (documents,) documents with equal numbers are not independent; None: all are
+    whole_documents: bool = False  # are bytes and words those of whole source documents? The method says so
     notes: tuple[str, ...] = ()  # what was adjusted or left out, in words; not part of the plan's identity
 
     def __post_init__(self) -> None:

@@ -91,6 +91,8 @@ class Method:
     max_windows: int = 0  # the recipe's own limit; 0: all
     average: Average = "token"
     real_vocabulary: bool = False  # are logits after the tokenizer's last id excluded from the softmax?
+    fits_model: bool = False  # is its own context cut to that of a model? Then no published result depends on it
+    whole_documents: bool = False  # are bytes and words those of whole source documents?
 
 
 def _in_documents(tokens: Tokens, counts: Ints) -> tuple[Ints, Ints, Ints]:
@@ -276,7 +278,16 @@ def mean_of_texts(tokens: Tokens, sizes: WindowSizes) -> WindowSpans:
 
 
 _BUILT_IN = (
-    Method("sliding-once", "overlapping windows, each token scored once", sliding_once, "join-lines", True, 2048, 512),
+    Method(
+        "sliding-once",
+        "overlapping windows, each token scored once",
+        sliding_once,
+        "join-lines",
+        True,
+        2048,
+        512,
+        fits_model=True,
+    ),
     Method("exl3-2025", "overlapping windows, overlaps counted again", exl3_2025, "join-rows", True, 2048, 512, 100),
     Method(
         "exl3-2026", "disjoint windows, no BOS", exl3_2026, "join-rows", False, 2048, None, 100, real_vocabulary=True
@@ -301,6 +312,7 @@ _BUILT_IN = (
         True,
         None,
         None,
+        whole_documents=True,
     ),
     Method(
         "mean-of-texts",

@@ -9,7 +9,7 @@ import json
 import math
 import shlex
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -150,12 +150,12 @@ class ReferenceManifest(ShardLayout, frozen=True):
     method: Text
     model_fingerprint: Text
     tokenizer: Text
-    engine: dict[str, Any]
-    identity: dict[str, Any]
+    engine: dict[str, object]
+    identity: dict[str, object]
     vocabulary: Ids
     shards: list[ShardManifest]
     head: HeadManifest
-    method_settings: dict[str, Any] = {}
+    method_settings: dict[str, object] = {}
     corpus: str = ""
     corpus_sha256: Text = ""
 
@@ -169,19 +169,19 @@ def _command(folder: Path) -> str:
     return f"scoremode reference MODEL --corpus … --out {shlex.quote(str(folder))}"
 
 
-def read_reference_manifest(folder: Path) -> tuple[Mapping[str, Any], ReferenceManifest]:
-    """Returns the checked manifest of a finished reference, as it is and typed; RunError if it cannot be used."""
+def read_reference_manifest(folder: Path) -> ReferenceManifest:
+    """Returns the checked manifest of a finished reference; RunError if it cannot be used."""
     path, remake = folder / REFERENCE, remake_fix(folder)
     if not path.exists():
         if (folder / ROWS).exists():
             raise RunError(f"{folder} contains an unfinished reference", fix="run the same command again to resume")
         raise RunError(f"{folder} is not a reference", fix=f"make one: {_command(folder)}")
-    manifest = read_sealed(path, ReferenceManifest, format=FORMAT, fix=remake)
-    fields = msgspec.convert(manifest, ReferenceManifest)
+    fields = read_sealed(path, ReferenceManifest, format=FORMAT, fix=remake)
+    manifest = msgspec.convert(fields, ReferenceManifest)
     # file names are fixed, so that a manifest cannot refer to files outside its folder
-    if [shard.file for shard in fields.shards] != list(map(shard_name, range(fields.shard_count))):
+    if [shard.file for shard in manifest.shards] != list(map(shard_name, range(manifest.shard_count))):
         raise RunError(f"{path} is damaged (its list of files)", fix=remake)
-    return manifest, fields
+    return manifest
 
 
 # ── the folder ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -37,8 +35,7 @@ class Reference:
     """A finished reference. Rows are read on demand, never all at once."""
 
     folder: Path
-    manifest: Mapping[str, Any]
-    known: ReferenceManifest  # the same, typed
+    manifest: ReferenceManifest
     place: RemotePath | None = None  # the URI of the original, if the folder is a copy
 
     @staticmethod
@@ -48,43 +45,43 @@ class Reference:
         Sizes and headers are always checked; hashes only if a file has changed, and not without ``verify``.
         """
         folder = Path(folder)
-        manifest, fields = read_reference_manifest(folder)
-        expected = [(shard.file, shard.sha256, fields.shard_file(number)) for number, shard in enumerate(fields.shards)]
-        expected.append((HEAD, fields.head.sha256, fields.head.as_file(fields.width)))
+        manifest = read_reference_manifest(folder)
+        expected = [(s.file, s.sha256, manifest.shard_file(number)) for number, s in enumerate(manifest.shards)]
+        expected.append((HEAD, manifest.head.sha256, manifest.head.as_file(manifest.width)))
         for name, sha256, form in expected:
             problem = form.problem(folder / name)
             if problem is None and verify and remembered_sha256(folder / name) != sha256:
                 problem = "was changed after the reference was made"
             _require_sound(folder, name, problem)
         hold_entry(folder)  # its files are opened later, when rows are read
-        return Reference(folder, manifest, fields, place)
+        return Reference(folder, manifest, place)
 
     @property
     def targets(self) -> int:
-        return self.known.targets
+        return self.manifest.targets
 
     @property
     def width(self) -> int:
-        return self.known.width
+        return self.manifest.width
 
     @property
     def dtype(self) -> str:
-        return self.known.dtype
+        return self.manifest.dtype
 
     @property
     def vocabulary(self) -> int:
         """Number of ids that get a probability; the head's rows after them are padding."""
-        return self.known.vocabulary
+        return self.manifest.vocabulary
 
     @property
     def head(self) -> HeadManifest:
-        return self.known.head
+        return self.manifest.head
 
     def rows(self, first: int, count: int, into: Raw | None = None) -> Raw:
         """The raw states (count, width) of consecutive targets, as a new array or in the one given."""
         if first < 0 or count < 0 or first + count > self.targets:
             raise IndexError(f"rows {first} to {first + count} of a reference of {self.targets}")
-        return read_rows(self.folder, self.known, first, count, into=into)
+        return read_rows(self.folder, self.manifest, first, count, into=into)
 
     def head_weight(self) -> Raw:
         """The head's raw matrix (padded vocabulary, width), mapped, so that only the parts in use are read.

@@ -18,7 +18,6 @@ import struct
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -84,7 +83,7 @@ class StatesWriter:
         targets: int,
         width: int,
         dtype: str,
-        identity: Mapping[str, Any],
+        identity: Mapping[str, object],
         shard_bytes: int = SHARD_BYTES,
     ) -> None:
         if dtype not in RAW_DTYPES:
@@ -176,7 +175,7 @@ class StatesWriter:
         self._head = head_manifest
 
     # ── finish ───────────────────────────────────────────────────────────────────────────────────────────────────────
-    def finish(self, manifest: Mapping[str, Any]) -> Reference:
+    def finish(self, manifest: Mapping[str, object]) -> Reference:
         """Hashes every file, writes reference.json, and opens the complete reference.
 
         ``manifest`` has at least plan_digest, method, model_fingerprint, tokenizer (its fingerprint) and engine (a

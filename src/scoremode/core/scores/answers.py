@@ -152,8 +152,7 @@ def _impossible(all_answers: Sequence[Answers], vocabulary: int | None, least_kl
     """Returns the first value that no model can give, in words. The columns of all windows are checked together."""
     columns: dict[str, Array] = {}
     for name in (*all_answers[0].columns, *all_answers[0].divergences):
-        parts = [getattr(answers, name) for answers in all_answers]
-        columns[name] = np.concatenate(parts, axis=None) if len(parts) > 1 else parts[0].reshape(-1)
+        columns[name] = np.concatenate([getattr(answers, name) for answers in all_answers], axis=None)
     wrong = BUILT_IN.impossible_value(columns, vocabulary, least_kl)
     if wrong is None and all(answers.logprob.shape[1] == 1 for answers in all_answers):
         return contradiction(columns)

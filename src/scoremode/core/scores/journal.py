@@ -16,7 +16,6 @@ import json
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -36,7 +35,7 @@ COLUMNS_ARE = (1 << 64) - 1  # used in place of a window's number
 class Journal:
     """The scores of one plan so far: in memory, and in one file."""
 
-    def __init__(self, path: Path, identity: Mapping[str, Any], counts: Ints) -> None:
+    def __init__(self, path: Path, identity: Mapping[str, object], counts: Ints) -> None:
         """``counts``: how many targets each window has."""
         self.path = path
         self.columns: tuple[Column, ...] = ()  # of every record; none until the first record

@@ -73,8 +73,8 @@ def _numbers(array: npt.NDArray[Any]) -> Any:
     """A pyarrow Array of the same numbers. ``pa.array`` would import pandas, if that is installed: half a second."""
     import pyarrow as pa
 
-    packed = np.packbits(array, bitorder="little") if array.dtype == np.bool_ else np.ascontiguousarray(array)
-    return pa.Array.from_buffers(pa.from_numpy_dtype(array.dtype), len(array), [None, pa.py_buffer(packed)])
+    buffer = pa.py_buffer(np.ascontiguousarray(array))
+    return pa.Array.from_buffers(pa.from_numpy_dtype(array.dtype), len(array), [None, buffer])
 
 
 def _one_dictionary(*columns: Any) -> list[CodedTexts | None]:
@@ -219,9 +219,6 @@ def _objects(values: list[Any]) -> npt.NDArray[Any]:
 def _from_arrow(column: Any) -> npt.NDArray[Any]:
     """A copy of the numbers of a column without nulls. The column's own ``to_numpy`` would import pandas."""
     dtype, first, count = np.dtype(column.type.to_pandas_dtype()), column.offset, len(column)
-    if dtype == np.bool_:
-        bits = np.frombuffer(column.buffers()[1], np.uint8)
-        return np.unpackbits(bits, bitorder="little")[first : first + count].astype(np.bool_)
     if not count:
         return np.empty(0, dtype)
     return np.frombuffer(column.buffers()[1], dtype, count, first * dtype.itemsize).copy()

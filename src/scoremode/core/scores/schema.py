@@ -283,8 +283,6 @@ def chosen_divergences(names: Container[str]) -> tuple[Column, ...]:
 
 def contradiction(columns: Mapping[str, Array]) -> str | None:
     """Returns the first values of one target that contradict each other, in words, or None."""
-    if not len(columns["logprob"]):
-        return None
     for bad, template in _contradictions(columns):
         if bad.any():
             return template.format(**{name: column[np.argmax(bad)] for name, column in columns.items()})

@@ -25,6 +25,8 @@ from scoremode.core.statistics.depth import DepthMeans, by_depth
 from scoremode.core.statistics.equivalence import Equivalence, answer_change, answer_logprob, equivalence
 from scoremode.core.statistics.estimate import LEVEL, quantiles, square_root
 from scoremode.core.statistics.paired import (
+    LOWER,
+    UPPER,
     PairedMeans,
     PairedRuns,
     Values,
@@ -35,7 +37,7 @@ from scoremode.core.statistics.paired import (
     stored_metric,
 )
 from scoremode.core.statistics.parts import SliceMeans, by_slice
-from scoremode.core.statistics.statistic import PlainStatistic, Statistic, TerminalColumn, fields_from, plain
+from scoremode.core.statistics.statistic import Number, PlainStatistic, Statistic, TerminalColumn, fields_from, plain
 from scoremode.core.typed import typed
 from scoremode.values import Estimate, Floats, rounded
 
@@ -56,26 +58,12 @@ def _missing(runs: PairedRuns) -> set[str]:
 _plain = partial(plain, "")  # an attribute gives it its name
 
 
-# ── quantiles ────────────────────────────────────────────────────────────────────────────────────────────────────────
-KL_QUANTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999, "max": 1.0}
-DELTA_P_QUANTILES = {
-    **{"min": 0.0, "p001": 0.001, "p01": 0.01, "p05": 0.05, "p10": 0.1, "p25": 0.25, "median": 0.5},
-    **{"p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999, "max": 1.0},
-}
-
-
 def _kl_quantile(name: str, about: str = "a quantile of KL over targets, nats", **shown: Any) -> PlainStatistic:
-    def of(means: PairedMeans) -> float:
-        return means.quantiles("kl", measured(means.runs.kl), KL_QUANTILES)[name]
-
-    return _plain(about, of, needs="kl", better="low", **shown)
+    return _plain(about, lambda means: means.kl_quantiles[name], needs="kl", better="low", **shown)
 
 
 def _delta_p_quantile(name: str) -> PlainStatistic:
-    def of(means: PairedMeans) -> float:
-        return means.quantiles("delta_p", means.runs.delta_p, DELTA_P_QUANTILES)[name]
-
-    return _plain("a quantile of q - p over targets", of)
+    return _plain("a quantile of q - p over targets", lambda means: means.delta_p_quantiles[name])
 
 
 def _holding_half(sums: Floats) -> int | None:
@@ -129,11 +117,13 @@ class ComparisonNumbers:
     """The numbers of a comparison, each an attribute: ``c.kl_mean`` is an ``Estimate``, ``c.kl_max`` a float."""
 
     ppl_baseline = Statistic(
-        about="the baseline's perplexity", of=stored_metric("baseline", "perplexity"), needs="logprob"
+        about="the baseline's perplexity",
+        of=lambda means: stored_metric(means.runs.baseline, "perplexity"),
+        needs="logprob",
     )
     ppl_candidate = Statistic(
         about="exponential of the mean surprise",
-        of=stored_metric("candidate", "perplexity"),
+        of=lambda means: stored_metric(means.runs.candidate, "perplexity"),
         needs="logprob",
         label="Perplexity",
         column=TerminalColumn("ppl"),
@@ -141,12 +131,12 @@ class ComparisonNumbers:
     )
     bits_per_byte_baseline = _plain(
         "bits per byte of the text under the baseline",
-        lambda means: stored_metric("baseline", "bits_per_byte")(means).value,
+        lambda means: stored_metric(means.runs.baseline, "bits_per_byte").value,
         needs="logprob",
     )
     bits_per_byte_candidate = _plain(
         "bits per byte of the text",
-        lambda means: stored_metric("candidate", "bits_per_byte")(means).value,
+        lambda means: stored_metric(means.runs.candidate, "bits_per_byte").value,
         needs="logprob",
         label="Bits/byte",
     )
@@ -247,19 +237,9 @@ class ComparisonNumbers:
         percent=True,
         label="Δp RMS",
     )
-    delta_p_min = _delta_p_quantile("min")
-    delta_p_p001 = _delta_p_quantile("p001")
-    delta_p_p01 = _delta_p_quantile("p01")
-    delta_p_p05 = _delta_p_quantile("p05")
-    delta_p_p10 = _delta_p_quantile("p10")
-    delta_p_p25 = _delta_p_quantile("p25")
+    delta_p_min, delta_p_p001, delta_p_p01, delta_p_p05, delta_p_p10, delta_p_p25 = map(_delta_p_quantile, LOWER)
     delta_p_median = _delta_p_quantile("median")
-    delta_p_p75 = _delta_p_quantile("p75")
-    delta_p_p90 = _delta_p_quantile("p90")
-    delta_p_p95 = _delta_p_quantile("p95")
-    delta_p_p99 = _delta_p_quantile("p99")
-    delta_p_p999 = _delta_p_quantile("p999")
-    delta_p_max = _delta_p_quantile("max")
+    delta_p_p75, delta_p_p90, delta_p_p95, delta_p_p99, delta_p_p999, delta_p_max = map(_delta_p_quantile, UPPER)
     same_top = Statistic(
         about="share of tokens with the same first choice",
         mean=lambda b: measured(b.same_first_choice),
@@ -274,10 +254,7 @@ class ComparisonNumbers:
         choice="Same top",
         axis="same first choice, % of tokens",
     )
-    top2_same = _same_first(2)
-    top3_same = _same_first(3)
-    top4_same = _same_first(4)
-    top5_same = _same_first(5)
+    top2_same, top3_same, top4_same, top5_same = map(_same_first, (2, 3, 4, 5))
     worse = Statistic(
         about="share of the text's tokens that became less likely",
         mean=_worse,
@@ -326,7 +303,7 @@ TEXTS = ("baseline", "engine", "model_format")
 BY_NAME = {statistic.name: statistic for statistic in STATISTICS}
 BY_FIELD = {field: statistic for statistic in STATISTICS for field in statistic.fields}
 FIELDS = tuple(BY_FIELD)
-"""Every field of ``comparison_statistics``, in its order; a gate may name any of them."""
+"""Every field of ``Comparison.statistics``, in its order; a gate may name any of them."""
 
 
 # ── a comparison ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -353,7 +330,15 @@ class Comparison(PairedRuns, ArrowTable, ComparisonNumbers):
         return PREFILL if self.is_of_paths else str(self.baseline.manifest["model"])
 
     def statistics(self) -> dict[str, Any]:
-        """Perplexities, divergence and shares, with paired errors: see docs/statistics.md."""
+        """Perplexities, divergence and shares, with paired errors, flat and ready for JSON: see docs/statistics.md.
+
+        None: a value that does not exist (KL that was not measured, ``same_top`` of a run without ``top``, the error of
+        too few groups, a quantile of no values), or one that is infinite or undefined (a perplexity with a target of
+        probability zero).
+
+        >>> sm.compare("ref/", "org/model-4bit")[0].statistics()["kl_mean"]   # doctest: +SKIP
+        0.0312
+        """
         return dict(self._statistics)
 
     @cached_property
@@ -361,7 +346,7 @@ class Comparison(PairedRuns, ArrowTable, ComparisonNumbers):
         return {"name": self.name, **fields_from(STATISTICS, self.estimates)}
 
     @cached_property
-    def estimates(self) -> dict[str, Any]:
+    def estimates(self) -> dict[str, Number]:
         """The numbers by name, as attributes have them; None: not measured, or not known."""
         means = PairedMeans(self)
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # infinities become None in JSON
@@ -444,20 +429,7 @@ def are_of_paths(comparisons: Sequence[Comparison]) -> bool:
     return bool(comparisons) and all(c.is_of_paths for c in comparisons)
 
 
-def comparison_statistics(c: Comparison) -> dict[str, Any]:
-    """Every number of a comparison, flat and ready for JSON: ``name``, then FIELDS.
-
-    None stands for a value that does not exist (KL that was not measured, ``same_top`` of a run without ``top``, the
-    error of too few groups, a quantile of no values) and for one that is infinite or undefined (a perplexity with a
-    target of probability zero).
-
-    >>> comparison_statistics(comparison)["kl_mean"]   # doctest: +SKIP
-    0.0312
-    """
-    return c.statistics()
-
-
-def _between_runs(s: Statistic, means: PairedMeans) -> Any:
+def _between_runs(s: Statistic, means: PairedMeans) -> Number:
     if s.needs in _missing(means.runs):
         return None
     return means.mean(measured(s.mean), s.range) if s.of is None else s.of(means)

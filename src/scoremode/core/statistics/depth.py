@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -28,7 +27,7 @@ class DepthMeans(PairedPart):
     first: int  # the smallest depth
     last: int  # the largest
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, float | str | None]:
         return {"first": self.first, "last": self.last, **PairedPart.as_json(self)}
 
 

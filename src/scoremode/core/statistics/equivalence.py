@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -30,7 +29,7 @@ from scoremode.core.statistics.groups import FEWEST, are_blocks, false_of_few, w
 from scoremode.core.statistics.paired import PairedMeans, PairedRuns
 from scoremode.core.store.run import Run
 from scoremode.errors import OptionError
-from scoremode.values import Bools, Estimate, Floats, Ints
+from scoremode.values import Bools, Estimate, Floats
 
 ANSWER = "answer"  # the slice whose targets are known to be right
 
@@ -73,15 +72,13 @@ def change_per_document(runs: PairedRuns) -> Estimate:
     A document without a target that is known to be right is not counted. The error is over the groups of the runs; over
     documents, if a group is only a part of a document.
     """
-    documents, index = np.unique(runs.baseline.facts.document, return_inverse=True)
+    documents, first, index = np.unique(runs.baseline.facts.document, return_index=True, return_inverse=True)
     changes, answers = GroupSums(len(documents)), GroupSums(len(documents))
     changes.add(index, answer_change(runs), np.ones(len(index)))
     answers.add(index, is_answer(runs), np.ones(len(index)))
-    first = np.full(len(documents), np.iinfo(np.int64).max)
-    last = np.full(len(documents), -1)
-    np.minimum.at(first, index, runs.groups)
-    np.maximum.at(last, index, runs.groups)
-    groups: Ints = first if np.array_equal(first, last) else np.arange(len(documents))
+    groups = runs.groups[first]
+    if not np.array_equal(groups[index], runs.groups):
+        groups = np.arange(len(documents))
     counted = answers.numerator > 0
     _, of_document = np.unique(groups[counted], return_inverse=True)
     return ratio(changes.numerator[counted], np.ones(int(counted.sum())), of_document, "change")
@@ -158,7 +155,7 @@ class Equivalence:
         rate = false_of_few("no worse", self.effective, self.groups)
         return f"{kind} {margin}, with 95 %: {change} (p = {chance:.2g}){rate}"
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, float | str | None]:
         """All numbers by name; None for those that are not known."""
         return {
             "margin": self.margin,

@@ -250,6 +250,16 @@ def exponential(mean: Estimate) -> Estimate:
     return transformed(mean, _exp, value)
 
 
+def perplexities(logprob: Floats, document: Ints) -> Floats:
+    """The perplexity of each document that has targets: exp of its mean surprise."""
+    documents, index = np.unique(document, return_inverse=True)
+    nll = GroupSums(len(documents))
+    nll.add(index, -logprob, np.ones(len(index)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        perplexity: Floats = np.exp(nll.numerator / nll.denominator)
+    return perplexity
+
+
 def _exp(x: float) -> float:
     return math.exp(x) if not x >= 700 else math.inf
 

@@ -95,23 +95,16 @@ def are_blocks(kind: str) -> bool:
     return kind.startswith(BLOCKS)
 
 
-def of_blocks(groups: int, kind: str) -> str:
-    """Says why an error over blocks decides nothing, and what would.
-
-    >>> of_blocks(5, "blocks of 1,240 tokens of this one text")
-    'the error is over 5 blocks of 1,240 tokens of this one text, and 5 unrelated texts are needed'
-    """
-    return f"the error is over {groups} {kind}, and {FEWEST} unrelated texts are needed"
-
-
 def why_unsure(groups: int, effective: float, kind: str, *, few_documents: bool) -> str:
     """Says why an error over these groups decides nothing about other texts, and what to do; '' if it does.
 
     >>> why_unsure(6, 4.21, "documents", few_documents=False)
     '4.2 effective documents are too few; give at least 10 of about equal length, or --few-documents'
+    >>> why_unsure(5, 5.0, "blocks of 1,240 tokens of this one text", few_documents=False)
+    'the error is over 5 blocks of 1,240 tokens of this one text, and 5 unrelated texts are needed'
     """
     if are_blocks(kind):
-        return of_blocks(groups, kind)
+        return f"the error is over {groups} {kind}, and {FEWEST} unrelated texts are needed"
     fix = f"give at least {ENOUGH:.0f} of about equal length, or --few-documents"
     return "" if few_documents or effective >= ENOUGH else f"{effective:.1f} effective {kind} are too few; {fix}"
 

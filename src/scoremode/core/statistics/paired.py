@@ -7,19 +7,20 @@ error of such a difference, never of two separate numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 
 from scoremode.core.plan.recipes import methods
+from scoremode.core.scores.answers import measured
 from scoremode.core.scores.columns import Divergences
 from scoremode.core.statistics.estimate import (
     GroupSums,
     beyond,
     exponential,
+    perplexities,
     quantiles,
     ratio,
     transformed,
@@ -27,6 +28,9 @@ from scoremode.core.statistics.estimate import (
 )
 from scoremode.core.store.run import Run
 from scoremode.values import Bools, Estimate, Floats, Ints, Range, change
+
+LOWER = {"min": 0.0, "p001": 0.001, "p01": 0.01, "p05": 0.05, "p10": 0.1, "p25": 0.25}  # quantiles, by name
+UPPER = {"p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999, "max": 1.0}
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,17 +85,12 @@ class PairedRuns:
 
     def document_sums(self) -> GroupSums:
         """Returns each document's perplexity under the candidate (numerator) and under the baseline (denominator)."""
-        documents, index = np.unique(self.baseline.facts.document, return_inverse=True)
-        perplexities = []
-        for logprob in (self.cand, self.base):
-            sums = GroupSums(len(documents))
-            sums.add(index, -logprob, np.ones(len(index)))
-            with np.errstate(over="ignore", invalid="ignore"):
-                perplexities.append(np.exp(sums.numerator / sums.denominator))
-        perplexity_sums = GroupSums(len(documents))
+        document = self.baseline.facts.document
+        cand, base = (perplexities(logprob, document) for logprob in (self.cand, self.base))
+        sums = GroupSums(len(cand))
         with np.errstate(over="ignore", invalid="ignore"):
-            perplexity_sums.add(perplexity_sums.indices, *perplexities)
-        return perplexity_sums
+            sums.add(sums.indices, cand, base)
+        return sums
 
 
 Values = Callable[[PairedRuns], Floats | Bools]
@@ -104,7 +103,6 @@ class PairedMeans:
     def __init__(self, runs: PairedRuns) -> None:
         self.runs = runs
         self._sums: dict[Values, GroupSums] = {}
-        self._quantiles: dict[str, dict[str, float]] = {}
 
     @cached_property
     def _groups(self) -> tuple[Ints, GroupSums]:
@@ -126,11 +124,13 @@ class PairedMeans:
         """Returns the mean of a value per target, with the method's weights."""
         return self.sums(values).estimate(within)
 
-    def quantiles(self, column: str, values: Floats, fractions: Mapping[str, float]) -> dict[str, float]:
-        """Returns quantiles of a column, by name. The first call for a column computes them."""
-        if column not in self._quantiles:
-            self._quantiles[column] = quantiles(values, fractions)
-        return self._quantiles[column]
+    @cached_property
+    def kl_quantiles(self) -> dict[str, float]:
+        return quantiles(measured(self.runs.kl), {"median": 0.5, **UPPER})
+
+    @cached_property
+    def delta_p_quantiles(self) -> dict[str, float]:
+        return quantiles(self.runs.delta_p, {**LOWER, "median": 0.5, **UPPER})
 
     @cached_property
     def documents(self) -> GroupSums | None:
@@ -151,15 +151,10 @@ def nll_of_candidate(b: PairedRuns) -> Floats:
     return -b.cand
 
 
-def stored_metric(side: Literal["baseline", "candidate"], name: str) -> Callable[[PairedMeans], Estimate]:
-    """Returns a function that reads a metric from the manifest of the baseline or the candidate."""
-
-    def of(means: PairedMeans) -> Estimate:
-        run: Run = getattr(means.runs, side)
-        metrics = run.manifest["metrics"]
-        return Estimate.from_json(metrics[name]) if name in metrics else Estimate(math.nan, None, 0, 0)
-
-    return of
+def stored_metric(run: Run, name: str) -> Estimate:
+    """A metric of one of the two runs, from its manifest; NaN if it has none."""
+    metrics = run.manifest["metrics"]
+    return Estimate.from_json(metrics[name]) if name in metrics else Estimate(math.nan, None, 0, 0)
 
 
 def ppl_ratio(means: PairedMeans) -> Estimate:

@@ -61,7 +61,7 @@ class PairedPart:
     same_top: Estimate | None  # None: not measured
     unbounded: int  # targets that are left out because their KL or their difference of logprobs is not finite
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, float | str | None]:
         return {
             "targets": self.delta_logprob.n,
             "groups": self.delta_logprob.groups,
@@ -116,7 +116,7 @@ class SliceMeans(PairedPart):
 
     name: str
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, float | str | None]:
         return {"slice": self.name, **PairedPart.as_json(self)}
 
 

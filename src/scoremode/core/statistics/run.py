@@ -10,7 +10,7 @@ import numpy as np
 from scoremode.core.plan.plan import Plan
 from scoremode.core.scores.columns import Scores
 from scoremode.core.scores.schema import BUILT_IN
-from scoremode.core.statistics.estimate import GroupSums, exponential, ratio, transformed
+from scoremode.core.statistics.estimate import GroupSums, exponential, perplexities, ratio, transformed
 from scoremode.core.statistics.groups import character_groups, grouping, weights_of
 from scoremode.core.text.tokens import Tokens
 from scoremode.values import Estimate, Floats, Ids, Ints
@@ -25,7 +25,7 @@ def all_metrics(plan: Plan, tokens: Tokens, scores: Scores) -> dict[str, Estimat
     nats_per_byte.add(of_characters, loss, _units(plan, tokens.byte_len, tokens.doc_bytes))
     nats_per_word = ratio(loss, _units(plan, tokens.word_starts, tokens.doc_words), groups.of_target)
     return {
-        "perplexity": _perplexity_of_texts(plan, loss) if plan.average == "document" else exponential(mean),
+        "perplexity": _perplexity_of_texts(plan, scores.logprob) if plan.average == "document" else exponential(mean),
         "mean_nll": mean,
         "bits_per_byte": transformed(nats_per_byte.estimate(), lambda nats: nats / math.log(2), 1 / math.log(2)),
         "word_perplexity": exponential(nats_per_word),
@@ -39,19 +39,15 @@ def all_metrics(plan: Plan, tokens: Tokens, scores: Scores) -> dict[str, Estimat
     }
 
 
-def _perplexity_of_texts(plan: Plan, loss: Floats) -> Estimate:
+def _perplexity_of_texts(plan: Plan, logprob: Floats) -> Estimate:
     """The arithmetic mean of exp(mean nll of a document) over all documents."""
-    documents, index = np.unique(plan.target_document, return_inverse=True)
-    nll = GroupSums(len(documents))
-    nll.add(index, loss, np.ones(len(loss)))
-    with np.errstate(over="ignore"):
-        each = np.exp(nll.numerator / nll.denominator)
-    return replace(ratio(each, np.ones(len(each)), nll.indices, "positive"), n=nll.n)
+    each = perplexities(logprob, plan.target_document)
+    return replace(ratio(each, np.ones(len(each)), np.arange(len(each)), "positive"), n=len(logprob))
 
 
 def _units(plan: Plan, of_token: Ids, of_document: Ints) -> Ids | Floats:
-    """The bytes or words of each target; lm-eval-rolling counts whole source documents, at their first targets."""
-    if plan.method != "lm-eval-rolling" or plan.mask is not None:
+    """The bytes or words of each target; those of whole source documents count at their first targets."""
+    if not plan.whole_documents or plan.mask is not None:
         return of_token[plan.target_token]
     share = np.zeros(plan.targets)
     documents, firsts = np.unique(plan.target_document, return_index=True)
@@ -76,10 +72,7 @@ class LlamacppMean:
 
 def llamacpp_stderr(logprob: Floats) -> float | None:
     """Returns the error that llama.cpp prints with its perplexity, as if tokens were independent; None if infinite."""
-    if len(logprob) < 2:
-        return None
     nll = LlamacppMean(-logprob)
-    if not math.isfinite(nll.mean):
+    if nll.n < 2 or not nll.mean < 700:  # its exponential is infinite
         return None
-    error = math.exp(nll.mean) * math.sqrt(max(0.0, nll.variance) / (nll.n - 1))
-    return error if math.isfinite(error) else None
+    return math.exp(nll.mean) * math.sqrt(max(0.0, nll.variance) / (nll.n - 1))

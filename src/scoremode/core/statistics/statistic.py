@@ -21,6 +21,9 @@ from scoremode.core.statistics.estimate import error_fields, finite_or_none, rat
 from scoremode.errors import NotMeasuredError
 from scoremode.values import Bools, Estimate, Floats, Range
 
+Number = Estimate | float | None
+"""A statistic's value; None: what it needs was not measured, or there is nothing to compute it from."""
+
 
 @dataclass(frozen=True, slots=True)
 class TerminalColumn:
@@ -41,7 +44,7 @@ class Statistic:
     name: str = ""  # in the class of a result, that of the attribute
     about: str = ""  # one line, shown where the label alone is not enough
     mean: Callable[[Any], Floats | Bools] | None = None
-    of: Callable[[Any], Estimate | float | None] | None = None
+    of: Callable[[Any], Number] | None = None
     per: Callable[[Any], Floats] | None = None  # what each row counts in the mean; None: 1
     rows: str = ""  # attribute of the whole that has the rows; "": the whole itself
     range: Range = "any"  # of ``mean``: bounds stay in it
@@ -88,8 +91,8 @@ class Statistic:
             return abs(math.log(value)) if value > 0 else math.inf
         return -value if self.better == "high" else value
 
-    def estimate(self, whole: Any) -> Any:
-        """The number of rows in memory: an ``Estimate`` if it has an error; None if what it needs was not measured."""
+    def estimate(self, whole: Any) -> Number:
+        """The number of rows in memory: an ``Estimate`` if it has an error."""
         rows = getattr(whole, self.rows) if self.rows else whole
         if self.needs and getattr(rows, self.needs) is None:
             return None
@@ -99,7 +102,7 @@ class Statistic:
         values = self.mean(rows)
         return ratio(values, np.ones(len(values)) if self.per is None else self.per(rows), rows.groups, self.range)
 
-    def as_fields(self, number: Estimate | float | None) -> dict[str, Any]:
+    def as_fields(self, number: Number) -> dict[str, float | None]:
         """Its fields for JSON; None for a value that does not exist, is infinite or is undefined."""
         if self.has_error or isinstance(number, Estimate):
             assert number is None or isinstance(number, Estimate), f"{self.name} has no error"
@@ -132,18 +135,18 @@ def fields_of(statistics: Iterable[Statistic]) -> tuple[str, ...]:
     return tuple(field for statistic in statistics for field in statistic.fields)
 
 
-def estimates(statistics: Iterable[Statistic], whole: Any) -> dict[str, Any]:
+def estimates(statistics: Iterable[Statistic], whole: Any) -> dict[str, Number]:
     """The numbers of rows in memory, by name."""
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # infinities become None in JSON
         return {statistic.name: statistic.estimate(whole) for statistic in statistics}
 
 
-def fields_from(statistics: Iterable[Statistic], numbers: Mapping[str, Any]) -> dict[str, Any]:
+def fields_from(statistics: Iterable[Statistic], numbers: Mapping[str, Number]) -> dict[str, float | None]:
     """Numbers by name as fields, flat and ready for JSON."""
     return {name: value for s in statistics for name, value in s.as_fields(numbers[s.name]).items()}
 
 
-def computed(statistics: Iterable[Statistic], whole: Any) -> dict[str, Any]:
+def computed(statistics: Iterable[Statistic], whole: Any) -> dict[str, float | None]:
     """The numbers of rows in memory as such fields."""
     statistics = tuple(statistics)
     return fields_from(statistics, estimates(statistics, whole))

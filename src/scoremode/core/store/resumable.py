@@ -43,12 +43,12 @@ class Resumable(Generic[Finished]):
     again: ClassVar[str] = "score again with --fresh"
     form: ClassVar[type[msgspec.Struct]]  # of its manifest
     format: ClassVar[int] = 0
-    header: ClassVar[Mapping[str, Any]]  # the first line of its journal, which has the identity besides
+    header: ClassVar[Mapping[str, object]]  # the first line of its journal, which has the identity besides
     keeps_journal: ClassVar[bool] = False  # does a finished result keep its journal, because records may be added?
     manifest: str  # names of files
     journal: str
 
-    def __init__(self, folder: Path, identity: Mapping[str, Any], *, fresh: bool = False) -> None:
+    def __init__(self, folder: Path, identity: Mapping[str, object], *, fresh: bool = False) -> None:
         self.folder, self.identity, self._fresh = folder, identity, fresh
         self.finished: Finished | None = None
         self._lock: Lock | None = None
@@ -137,7 +137,7 @@ class Resumable(Generic[Finished]):
         """Check and open the finished result; RunError if its data does not fit its manifest."""
         raise NotImplementedError
 
-    def _require_same(self, identity: Mapping[str, Any], where: object = None) -> None:
+    def _require_same(self, identity: Mapping[str, object], where: object = None) -> None:
         if differing := differing_fields(identity, self.identity):
             raise RunError(
                 f"{where or self.folder} contains {self.other.format(differing)}",
@@ -180,7 +180,7 @@ class Resumable(Generic[Finished]):
     def _remove_journal(self) -> None:
         self._remove(self.journal)
 
-    def finish(self, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    def finish(self, manifest: Mapping[str, object]) -> Mapping[str, Any]:
         """Write the manifest, when all data is there; then remove the journal."""
         whole = write_sealed(self.folder / self.manifest, manifest, self.form)
         if not self.keeps_journal:

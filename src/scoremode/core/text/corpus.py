@@ -20,7 +20,7 @@ import sys
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from glob import glob
 from itertools import chain, islice
 from pathlib import Path
@@ -55,7 +55,8 @@ from scoremode.errors import CorpusError, InputError, OptionError, StorageError
 Layout = Literal["text", "lines", "documents", "chat"]
 
 WIKITEXT2_BLANK = " \n"  # a blank line of wiki.test.raw; the rows on the hub have "" instead
-TEXTS = (".txt", ".md", ".jsonl", ".ndjson", ".parquet")  # files that are read from a folder
+ROWS = (".jsonl", ".ndjson", ".parquet")  # files of rows
+TEXTS = (".txt", ".md", *ROWS)  # files that are read from a folder
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ def check_names(spec: Spec | Sequence[Spec] | None = None, **options: Unpack[Tex
         kind.load().check(specs[0].removeprefix(kind.prefix))
         return
     for name in specs:
-        _check_local(name)
+        named_text(name, fetch=False)
 
 
 def _check_alone(specs: list[str], field: str | None, kind: TextOffer) -> None:
@@ -180,15 +181,6 @@ def _check_alone(specs: list[str], field: str | None, kind: TextOffer) -> None:
         raise CorpusError(f"{kind_name} were given together with other texts", fix="score them in separate runs")
     if field is not None:
         raise CorpusError(f"--field does not apply to {kind_name}", fix="leave --field out")
-
-
-def _check_local(spec: str) -> None:
-    """Refuses a name that is neither a corpus nor a readable file, folder or pattern of this machine, nor a URI."""
-    file = spec.removeprefix("wikitext2:")
-    if is_uri(file) or file == "-" or spec in corpora().found or any(r.name == spec for r in corpora().refused):
-        return
-    for path in [file] if file != spec else expanded(spec):
-        check_readable(Path(path))
 
 
 @typed
@@ -208,27 +200,29 @@ def load(spec: Spec | Sequence[Spec] | Corpus | CorpusSource | None = None, **op
     if isinstance(spec, Corpus):
         return _already_loaded(spec, **options)
     check_names(spec, **options)
-    specs, files = specs_of(spec), list[str]()
+    specs, texts = specs_of(spec), list[NamedText]()
     if kind is not None:
         return kind.load().open(specs[0].removeprefix(kind.prefix)).as_corpus(num_samples)
     sources: list[Source]
     if dataset:
         sources = [hub_dataset(dataset, options.get("dataset_config"), options.get("split"), field)]
     elif specs:
-        files = [path for name in specs for path in expanded(name)]
-        sources = [_source_of(name, field) for name in files]
+        texts = [named_text(name) for name in specs]
+        sources = [open_source(field) for _, unread in texts for open_source in unread]
     else:
         sources = [("text", "text", lambda: iter([text or ""]))]
-    if field is not None and not dataset and not any(map(_has_rows, files)):
+    if field is not None and not dataset and not any(name.lower().endswith(ROWS) for name, _, _ in sources):
         raise CorpusError("--field does not apply to plain text", fix="leave --field out, or give .jsonl or .parquet")
     corpus = _single_source(*sources[0], num_samples) if len(sources) == 1 else _combined(sources, num_samples)
     if specs == [DEFAULT]:
         cut = f"the first {SHORT_CHARACTERS:,} characters of {corpus.row_count} documents of python-docs"
         corpus = replace(corpus, notes=(f"{DEFAULT_NOTE}{cut}",))
-    return corpus if files == specs else replace(corpus, name="+".join(map(_short, specs)))
+    return replace(corpus, name="+".join(label for label, _ in texts)) if texts else corpus
 
 
 Source = tuple[str, Layout, RowsOf]
+NamedText = tuple[str, list[Callable[[str | None], Source]]]
+"""What a text is called in results, and what opens its sources; each takes the field of rows that has the text."""
 
 
 def _flag(name: str) -> str:
@@ -253,58 +247,6 @@ def specs_of(spec: Spec | Sequence[Spec] | None) -> list[str]:
     return specs
 
 
-def expanded(spec: str) -> list[str]:
-    """The files of a folder or a pattern, sorted by name; anything else unchanged.
-
-    A folder gives the files in it and its subfolders that end in one of TEXTS; a pattern gives all files that match.
-    """
-    if is_uri(spec):
-        files = _local_texts(spec)
-        return [path for file in files for path in expanded(file)] if spec.startswith("file:") else files
-    if spec.startswith("wikitext2:") and is_uri(spec.removeprefix("wikitext2:")):
-        return [f"wikitext2:{path}" for path in _local_texts(spec.removeprefix("wikitext2:"))]
-    if spec == "-" or spec in corpora().found or spec.startswith("wikitext2:"):
-        return [spec]
-    refuse_broken_uri(spec)
-    if os.path.isdir(spec):
-        paths = _visible_texts(spec)
-        reason, fix = f"the folder {spec} contains no text", f"put files there that end in {' '.join(TEXTS)}"
-    elif any(sign in spec for sign in "*?[") and not os.path.exists(spec):
-        paths = [Path(name) for name in glob(spec, recursive=True) if os.path.isfile(name)]
-        reason, fix = f"no file matches the pattern {spec}", "check it; in a shell it needs quotes, as in 'notes/*.txt'"
-    else:
-        return [spec]
-    if not paths:
-        raise CorpusError(reason, fix=fix)
-    return sorted(map(str, paths))
-
-
-def _local_texts(uri: str) -> list[str]:
-    """The path that a file:// URI names; of other URIs, paths of copies of the texts."""
-    try:
-        where = located(uri)
-        return list(
-            map(str, store_of(where).copies_of_texts(where, TEXTS) if isinstance(where, RemotePath) else [where])
-        )
-    except (InputError, StorageError) as error:
-        raise CorpusError(error.message, fix=error.fix) from None
-
-
-def _visible_texts(folder: str) -> list[Path]:
-    try:
-        paths = [path for path in Path(folder).rglob("*") if path.suffix.lower() in TEXTS and path.is_file()]
-    except RecursionError:
-        raise CorpusError(f"the folders in {folder} are too deep", fix="name a folder further inside") from None
-    return [path for path in paths if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
-
-
-def _short(spec: str) -> str:
-    """The name of a text in results: the last part of a path, or a whole pattern."""
-    if spec.startswith("wikitext2:"):
-        return "wikitext2"
-    return spec if any(sign in spec for sign in "*?[") else Path(spec).name or spec
-
-
 # ── rows, counted and hashed ─────────────────────────────────────────────────────────────────────────────────────────
 def _single_source(name: str, layout: Layout, rows: RowsOf, count: int | None) -> Corpus:
     """The corpus of one source: all of it, or its first ``count`` rows, or lines if it is a plain text."""
@@ -313,8 +255,12 @@ def _single_source(name: str, layout: Layout, rows: RowsOf, count: int | None) -
         for text in cast(Iterator[str], rows()):
             yield "".join(islice(lines_of(text), count))
 
-    lines = layout == "text" and count is not None
-    return _corpus_of_rows(name, layout, first_lines if lines else lambda: islice(rows(), count))
+    is_cut = layout == "text" and count is not None
+    return _corpus_of_rows(name, layout, first_lines if is_cut else _first(rows, count))
+
+
+def _first(rows: RowsOf, count: int | None) -> RowsOf:
+    return lambda: islice(rows(), count)
 
 
 def _combined(sources: Sequence[Source], count: int | None) -> Corpus:
@@ -323,15 +269,14 @@ def _combined(sources: Sequence[Source], count: int | None) -> Corpus:
     if "chat" in layouts and len(layouts) > 1:
         raise CorpusError("chat files and text files were given together", fix="score them in separate runs")
     if "lines" in layouts:  # they are one text, and would become documents
-        raise CorpusError(
-            "the lines of WikiText and other texts were given together", fix="score them in separate runs"
-        )
+        problem = "the lines of WikiText and other texts were given together"
+        raise CorpusError(problem, fix="score them in separate runs")
     hasher, parts, left = hashlib.sha256(), list[Corpus](), count
     for name, layout, rows in sources:
         if left == 0:
             fix = f"leave {name} out, or give a larger --num-samples"
             raise CorpusError(f"--num-samples {count} leaves no rows of {name}", fix=fix)
-        parts.append(_corpus_of_rows(name, layout, partial(_first, rows, left), hasher))
+        parts.append(_corpus_of_rows(name, layout, _first(rows, left), hasher))
         left = None if left is None else left - parts[-1].row_count
     names = tuple(part.name for part in parts)
     return Corpus(
@@ -344,10 +289,6 @@ def _combined(sources: Sequence[Source], count: int | None) -> Corpus:
         parts=names,
         notes=tuple(note for part in parts for note in part.notes),
     )
-
-
-def _first(rows: RowsOf, count: int | None) -> Iterator[Row]:
-    return islice(rows(), count)
 
 
 def _corpus_of_rows(name: str, layout: Layout, rows: RowsOf, together: Any = None) -> Corpus:
@@ -397,26 +338,71 @@ def _accepted(name: str, loaded: object) -> NamedCorpus:
 
 
 # ── what a name stands for ───────────────────────────────────────────────────────────────────────────────────────────
-def _source_of(spec: str, field: str | None) -> Source:
-    if spec in corpora().found:
-        corpus = corpora().found[spec]
-        return spec, corpus.layout, corpus.open()
-    if spec.startswith("wikitext2:"):
-        return "wikitext2", "lines", _wikitext2_from_file(Path(spec.removeprefix("wikitext2:")))
+def named_text(name: str, *, fetch: bool = True) -> NamedText:
+    """Finds out what a name stands for, and refuses a file that cannot be read; nothing is read before it is opened.
+
+    -                        standard input
+    python-docs              a corpus that has a name
+    s3://BUCKET/KEY          copies of what is behind a URI; without ``fetch``, none are made
+    wikitext2:FILE           a copy of WikiText-2, also behind a URI
+    notes/   notes/*.txt     the files of a folder, and those that match a pattern, sorted by name
+    notes.txt   rows.jsonl   a file
+    """
+    file = name.removeprefix("wikitext2:")
+    if name == "-":
+        return "stdin", [lambda field: ("stdin", "text", _standard_input())]
+    if (corpus := corpora().found.get(name)) is not None:
+        return name, [lambda field: (name, corpus.layout, corpus.open())]
     for refused in corpora().refused:
-        if refused.name == spec and not os.path.exists(spec):
-            raise CorpusError(f"the corpus '{spec}' cannot be used", fix=str(refused))
-    if spec == "-":
-        return "stdin", "text", _standard_input()
-    path = Path(spec)
+        if refused.name == name and not os.path.exists(name):
+            raise CorpusError(f"the corpus '{name}' cannot be used", fix=str(refused))
+    if is_uri(file):
+        texts = [named_text(name.removesuffix(file) + path) for path in (_local_copies(file) if fetch else ())]
+        return "wikitext2" if file != name else Path(file).name, [source for _, unread in texts for source in unread]
+    if file != name:
+        check_readable(Path(file))
+        return "wikitext2", [lambda field: ("wikitext2", "lines", _wikitext2_lines(Path(file)))]
+    refuse_broken_uri(name)
+    is_pattern = any(sign in name for sign in "*?[") and not os.path.exists(name)
+    files = _matching_files(name) if is_pattern else _visible_texts(name) if os.path.isdir(name) else [Path(name)]
+    return name if is_pattern else Path(name).name or name, [_unread_file(path) for path in sorted(files, key=str)]
+
+
+def _local_copies(uri: str) -> list[str]:
+    """The path that a file:// URI names; of other URIs, paths of copies of the texts."""
+    try:
+        place = located(uri)
+        copies = store_of(place).copies_of_texts(place, TEXTS) if isinstance(place, RemotePath) else [place]
+    except (InputError, StorageError) as error:
+        raise CorpusError(error.message, fix=error.fix) from None
+    return [str(path) for path in copies]
+
+
+def _visible_texts(folder: str) -> list[Path]:
+    try:
+        paths = [path for path in Path(folder).rglob("*") if path.suffix.lower() in TEXTS and path.is_file()]
+    except RecursionError:
+        raise CorpusError(f"the folders in {folder} are too deep", fix="name a folder further inside") from None
+    texts = [path for path in paths if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    if not texts:
+        fix = f"put files there that end in {' '.join(TEXTS)}"
+        raise CorpusError(f"the folder {folder} contains no text", fix=fix)
+    return texts
+
+
+def _matching_files(pattern: str) -> list[Path]:
+    files = [path for path in map(Path, glob(pattern, recursive=True)) if path.is_file()]
+    if not files:
+        fix = "check it; in a shell it needs quotes, as in 'notes/*.txt'"
+        raise CorpusError(f"no file matches the pattern {pattern}", fix=fix)
+    return files
+
+
+def _unread_file(path: Path) -> Callable[[str | None], Source]:
     check_readable(path)
-    if _has_rows(spec):
-        return path.name, *rows_of_file(path, field)
-    return path.name, "text", text_in_file(path)
-
-
-def _has_rows(spec: str) -> bool:
-    return not spec.startswith("wikitext2:") and spec.lower().endswith((".jsonl", ".ndjson", ".parquet"))
+    if path.name.lower().endswith(ROWS):
+        return lambda field: (path.name, *rows_of_file(path, field))
+    return lambda field: (path.name, "text", text_in_file(path))
 
 
 def _standard_input() -> RowsOf:
@@ -445,9 +431,8 @@ def _python_docs_short() -> Iterator[Row]:
         yield row[:SHORT_CHARACTERS]
 
 
-def _wikitext2_from_file(path: Path) -> RowsOf:
+def _wikitext2_lines(path: Path) -> RowsOf:
     """A local wiki.test.raw (or the hub's Parquet file) as the same rows as on the hub."""
-    check_readable(path)
     if path.suffix.lower() == ".parquet":
         column = parquet_column(path, "text")
         return unchanged(path, lambda: parquet_rows(path, column))

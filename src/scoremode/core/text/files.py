@@ -10,7 +10,6 @@ import importlib.util
 import json
 import os
 import re
-import stat
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -22,7 +21,7 @@ from scoremode.core import strict_json
 from scoremode.core.hub import explain_hub_error, offline_if_unreachable, quiet
 from scoremode.core.installation import pip_install
 from scoremode.core.reading import numbered_lines, open_regular, read_text
-from scoremode.errors import CorpusError, did_you_mean, shortened
+from scoremode.errors import CorpusError, did_you_mean
 
 
 class Message(TypedDict):
@@ -32,15 +31,23 @@ class Message(TypedDict):
     content: str | list[dict[str, Any]] | None  # a text, parts of type "text", or null beside tool calls
 
 
+class _Part(msgspec.Struct):
+    type: Literal["text"]  # only text is scored
+    text: str
+
+
+class _Message(msgspec.Struct):
+    role: Annotated[str, msgspec.Meta(pattern=r"\S")]
+    content: str | list[_Part] | None
+
+
 Row = str | list[Message]
 RowsOf = Callable[[], Iterator[Row]]
 RowKind = Literal["documents", "chat"]
 T = TypeVar("T")
 
 NAMED = ("wikitext2", "python-docs", "python-docs-short")
-ROWS_LIKE = 'use rows like {"text": "…"}'
-MESSAGES_LIKE = 'use messages like {"role": "user", "content": "…"}'
-HALF_PAIR = "{} is not UTF-8 (it contains half a surrogate pair)"
+ROWS_LIKE = 'use rows like {"text": "…"} or {"messages": [{"role": "user", "content": "…"}]}; parts are of type text'
 ROWS_AT_ONCE = 16  # of a Parquet file, which may be a few bytes for gigabytes of text
 # the first bytes of compressed files, and how to unpack them
 PACKED = {
@@ -54,29 +61,20 @@ PACKED = {
 
 # ── any file ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def check_readable(path: Path) -> None:
-    """Raises CorpusError unless this is a readable, non-empty file. Pipes are not opened: that could block forever."""
+    """Raises CorpusError unless this is a readable, non-empty file. A pipe is not waited for."""
     try:
-        info = path.stat()
+        with open_regular(path) as file:
+            begins = file.read(16)
     except (FileNotFoundError, NotADirectoryError):
         name = str(path)
         fix = did_you_mean(name, NAMED) if "/" not in name and "." not in name else "check the path"
         raise CorpusError(f"there is no corpus or file '{name}'", fix=fix) from None
-    except ValueError:  # the name contains NUL
-        raise CorpusError(f"'{path}' cannot be the name of a file", fix="check the path") from None
-    except OSError as error:
-        message = f"{path} cannot be read ({error.strerror})"
-        raise CorpusError(message, fix="check the path and its permissions") from None
-    if stat.S_ISDIR(info.st_mode):
-        raise CorpusError(f"{path} is a folder", fix="name the files in it")
-    if not stat.S_ISREG(info.st_mode):
-        fix = "give it as standard input, with --corpus -, or save it to a file first"
-        raise CorpusError(f"{path} is a pipe or a device, not a file", fix=fix)
-    if not os.access(path, os.R_OK):
-        raise CorpusError(f"{path} cannot be read", fix="check its permissions")
-    if info.st_size == 0:
+    except (OSError, ValueError) as error:  # ValueError: the name contains NUL
+        reason = error.strerror if isinstance(error, OSError) else error
+        fix = "name a plain file that you may read; what is in a pipe is given as standard input, with --corpus -"
+        raise CorpusError(f"{path} cannot be read ({reason})", fix=fix) from None
+    if not begins:
         raise CorpusError(f"{path} is empty", fix="give a file with text in it")
-    with open_regular(path) as file:
-        begins = file.read(16)
     for magic, (kind, command) in PACKED.items():
         if begins.startswith(magic):
             raise CorpusError(f"{path} is compressed ({kind})", fix=f"unpack it first, with {command}")
@@ -161,9 +159,8 @@ def kind_of_rows(rows: RowsOf, name: str) -> tuple[RowKind, RowsOf]:
     def checked() -> Iterator[Row]:
         for number, row in enumerate(rows(), 1):
             if type(row) is not kind:
-                raise CorpusError(
-                    f"{name}: row {number} is not {expected} as the first is", fix="separate the two kinds"
-                )
+                problem = f"{name}: row {number} is not {expected} as the first is"
+                raise CorpusError(problem, fix="separate the two kinds")
             yield row
 
     return "documents" if kind is str else "chat", checked
@@ -192,20 +189,27 @@ def text_field(names: Collection[str], where: str) -> str:
 
 
 def checked_row(row: Mapping[str, object], field: str, where: str) -> Row:
-    """Returns the text or conversation in a field of a row; raises CorpusError if there is neither."""
+    """Returns the text or conversation in a field of a row; raises CorpusError if there is neither.
+
+    A conversation that a chat template would print wrongly is refused: most templates print null as "None".
+    """
     if field not in row:
         raise CorpusError(f"{where} has no field '{field}'", fix=_choose(row))
-    value = row[field]
-    if isinstance(value, str) and field != "messages":
-        if not is_text(value):
-            raise CorpusError(HALF_PAIR.format(where), fix="fix or remove the row")
-        return value
-    if isinstance(value, list):
-        _check_messages(value, f"{where}: field '{field}'")
-        return cast(list[Message], value)
-    wanted = "not a list of messages" if field == "messages" else "neither text nor a list of messages"
-    message = f"{where}: field '{field}' is {_kind(value)}, {wanted}"
-    raise CorpusError(message, fix="correct the row, or name another field")
+    value = cast(Row, row[field])
+    try:
+        msgspec.convert(value, list[_Message] if field == "messages" else str | list[_Message])
+        if not is_text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)):
+            raise CorpusError(f"{where} is not UTF-8 (it contains half a surrogate pair)", fix="fix or remove the row")
+    except (TypeError, ValueError) as error:  # a Parquet file may contain dates and bytes
+        wanted = "a conversation" if field == "messages" or isinstance(value, list) else "text or a conversation"
+        raise CorpusError(f"{where}: field '{field}' is not {wanted} ({error})", fix=ROWS_LIKE) from None
+    if not value and isinstance(value, list):
+        raise CorpusError(f"{where}: field '{field}' is an empty list of messages", fix="fix or remove the row")
+    for number, message in enumerate(value if isinstance(value, list) else (), 1):
+        if message["content"] is None and not message.get("tool_calls"):
+            problem = f"{where}: content of message {number} is null, and there are no tool_calls"
+            raise CorpusError(problem, fix='remove the row, or give "content": ""')
+    return value
 
 
 def _choose(names: Iterable[str]) -> str:
@@ -214,42 +218,6 @@ def _choose(names: Iterable[str]) -> str:
         return ROWS_LIKE
     shown = ", ".join(str(name)[:40] for name in fields[:20])
     return f"choose one with --field ({shown}{', …' if len(fields) > 20 else ''})"
-
-
-def _kind(value: Any) -> str:
-    if value is None:
-        return "null"
-    names = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
-    return names.get(type(value), f"of type {type(value).__name__}")
-
-
-# ── conversations ────────────────────────────────────────────────────────────────────────────────────────────────────
-class _Message(msgspec.Struct):
-    role: Annotated[str, msgspec.Meta(pattern=r"\S")]
-    content: str | list[dict[str, Any]] | None
-
-
-def _check_messages(messages: list[Any], where: str) -> None:
-    """Refuses a conversation that a chat template would print wrongly: most templates print null as "None"."""
-    if not messages:
-        raise CorpusError(f"{where} is an empty list of messages", fix="fix or remove the row")
-    try:
-        msgspec.convert(messages, list[_Message])
-        json.dumps(messages, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise CorpusError(HALF_PAIR.format(where), fix="fix or remove the row") from None
-    except (TypeError, ValueError) as error:  # a Parquet file may contain dates and bytes
-        raise CorpusError(f"{where} is not a conversation ({error})", fix=MESSAGES_LIKE) from None
-    for number, message in enumerate(messages, 1):
-        content = message["content"]
-        if content is None and not message.get("tool_calls"):
-            problem = f"{where}: content of message {number} is null, and there are no tool_calls"
-            raise CorpusError(problem, fix='remove the row, or give "content": ""')
-        for part in content if isinstance(content, list) else ():
-            if part.get("type") != "text" or not isinstance(part.get("text"), str):
-                kind = f"of type {shortened(str(part['type']))}" if "type" in part else "without a type"
-                problem = f"{where}: message {number} has a part {kind}, and only parts of type text are scored"
-                raise CorpusError(problem, fix='remove the row, or give parts like {"type": "text", "text": "…"}')
 
 
 # ── Parquet ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -266,8 +234,6 @@ def parquet_column(path: Path, field: str | None) -> str:
         field = text_field(names, str(path))
     if field not in names:
         raise CorpusError(f"{path} has no column '{field}'", fix=_choose(names))
-    if names.count(field) > 1:
-        raise CorpusError(f"{path} has more than one column '{field}'", fix="rename one of them")
     return field
 
 
@@ -280,23 +246,14 @@ def parquet_rows(path: Path, column: str) -> Iterator[Row]:
         with open_regular(path) as source, pq.ParquetFile(source) as file:
             for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, columns=[column]):
                 if batch.num_columns != 1:
-                    raise CorpusError(f"{path}: the column '{column}' cannot be read alone", fix="rename it")
+                    raise CorpusError(f"{path} has more than one column '{column}'", fix="rename one of them")
                 for value in batch.column(0):
+                    yield checked_row({column: value.as_py()}, column, f"{path} row {number + 1}")
                     number += 1
-                    where = f"{path} row {number}"
-                    yield checked_row({column: _python_value(value, where)}, column, where)
+    except UnicodeDecodeError as error:
+        raise CorpusError(f"{path} row {number + 1} is not UTF-8 ({error})", fix="fix or remove the row") from None
     except (pa.ArrowException, OSError) as error:
         raise CorpusError(f"{path} is damaged after row {number} ({error})", fix="get the file again") from None
-
-
-def _python_value(value: Any, where: str) -> Any:
-    try:
-        return value.as_py()
-    except UnicodeDecodeError as error:
-        bad = error.object[error.start]
-        raise CorpusError(
-            f"{where} is not UTF-8: byte 0x{bad:02x} at offset {error.start} of the text", fix="fix or remove the row"
-        ) from None
 
 
 # ── the hub ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -310,10 +267,8 @@ def wikitext2_from_hub() -> RowsOf:
             path = hf_hub_download(*file, repo_type="dataset")
     except Exception as error:  # the hub client raises many types; all of them mean "no file"
         reason, _ = explain_hub_error(error)
-        raise CorpusError(
-            f"wikitext2 could not be fetched from the Hugging Face hub: {reason}",
-            fix="give a local copy: --corpus wikitext2:FILE, where FILE is wiki.test.raw or the hub's parquet",
-        ) from None
+        fix = "give a local copy: --corpus wikitext2:FILE, where FILE is wiki.test.raw or the hub's parquet"
+        raise CorpusError(f"wikitext2 could not be fetched from the Hugging Face hub: {reason}", fix=fix) from None
     return lambda: parquet_rows(Path(path), "text")
 
 
@@ -332,16 +287,12 @@ def hub_dataset(name: str, config: str | None, split: str | None, field: str | N
 
             rows: Any = load_dataset(name, config, split=split or "test")
     except Exception as error:
+        reason = f"{type(error).__name__}: " + str(error).split("\n")[0][:200]
+        hint = "--dataset, --dataset-config and --split"
         if not reachable:
-            raise CorpusError(
-                f"dataset {name} is not on this machine, and the Hugging Face hub cannot be reached",
-                fix="check the network and HF_ENDPOINT, or save its rows as .jsonl and give --corpus FILE",
-            ) from None
-        reason = str(error).split("\n")[0][:200]
-        raise CorpusError(
-            f"dataset {name} could not be loaded ({type(error).__name__}: {reason})",
-            fix="check --dataset, --dataset-config and --split, or save its rows as .jsonl and give --corpus FILE",
-        ) from None
+            reason, hint = "the Hugging Face hub cannot be reached", "the network and HF_ENDPOINT"
+        fix = f"check {hint}, or save its rows as .jsonl and give --corpus FILE"
+        raise CorpusError(f"dataset {name} could not be loaded ({reason})", fix=fix) from None
     if not len(rows):
         raise CorpusError(f"dataset {name} has no rows", fix="choose another --split")
     column = field or text_field(rows[0].keys(), f"dataset {name}")

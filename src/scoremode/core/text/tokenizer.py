@@ -24,7 +24,7 @@ from scoremode.core.reading import megabytes, require_memory, require_plain_file
 from scoremode.core.text.chat_templates import refused_row, render_template
 from scoremode.core.text.files import Message
 from scoremode.core.text.token_text import byte_level_piece, sentencepiece_piece, spelled, unnamed
-from scoremode.core.text.tokenizer_file import TokenizerFile, is_general, load_transformers, require_bounded, unusable
+from scoremode.core.text.tokenizer_loading import is_general, load_transformers, require_bounded, unusable
 from scoremode.errors import ModelError, ScoremodeError, print_line
 from scoremode.values import Ids, Ints
 
@@ -111,17 +111,16 @@ class HuggingFaceTokenizer:
                 f"the tokenizer of {name} leaves out merges at random (dropout {dropout:g}): its tokens vary",
                 fix="set dropout to null in its tokenizer.json",
             )
-        self._tokenizer = tokenizer
+        self.hf = tokenizer  # of Transformers
         self.facts = self._facts()
 
     @staticmethod
     def load(folder: str | Path, *, trust_remote_code: bool = False) -> HuggingFaceTokenizer:
-        """The tokenizer of a folder; Transformers is imported if nothing else shows what it would make of the files."""
+        """The tokenizer of a folder, or of a name on the hub."""
         if Path(folder).is_dir():
             require_plain_files(Path(folder))
             require_bounded(Path(folder))
-        tokenizer = None if trust_remote_code else TokenizerFile.of(Path(folder))
-        tokenizer = tokenizer or load_transformers(folder, trust_remote_code=trust_remote_code)
+        tokenizer = load_transformers(folder, trust_remote_code=trust_remote_code)
         try:
             return HuggingFaceTokenizer(tokenizer, str(folder))
         except ScoremodeError:
@@ -130,14 +129,9 @@ class HuggingFaceTokenizer:
             raise unusable(folder, error) from None
 
     @property
-    def hf(self) -> Any:
-        """The tokenizer of Transformers."""
-        return self._tokenizer.transformers if isinstance(self._tokenizer, TokenizerFile) else self._tokenizer
-
-    @property
     def backend(self) -> Any:
         """The tokenizer of the library ``tokenizers``."""
-        return self._tokenizer.backend_tokenizer
+        return self.hf.backend_tokenizer
 
     def _facts(self) -> TokenizerFacts:
         vocabulary: dict[str, int] = self.backend.get_vocab(with_added_tokens=True)
@@ -148,12 +142,12 @@ class HuggingFaceTokenizer:
             raise ValueError(f"it has the id {size - 1:,}")
         if len(plain) > MOST_TOKENS * len(PROBE):
             raise ValueError(f"it makes {len(plain):,} tokens of {len(PROBE)} characters")
-        bos = self._tokenizer.bos_token_id
+        bos = self.hf.bos_token_id
         return TokenizerFacts(
             fingerprint=hash_vocabulary(by_id, [with_special, plain]),
             size=size,
             bos=bos,
-            eos=self._tokenizer.eos_token_id,
+            eos=self.hf.eos_token_id,
             adds_bos=bos is not None and with_special[:1] == [bos] and plain[:1] != [bos],
         )
 
@@ -183,7 +177,7 @@ class HuggingFaceTokenizer:
         self.prepare(texts)
         unused = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
         # through __call__, not the backend: some classes add their special tokens in Python
-        return self._tokenizer(list(texts), add_special_tokens=special, **unused, **more)
+        return self.hf(list(texts), add_special_tokens=special, **unused, **more)
 
     def prepare(self, texts: Iterable[str]) -> None:
         """Refuse texts that do not fit into memory, and switch off truncation and padding, which a file may ask for."""
@@ -212,7 +206,7 @@ class HuggingFaceTokenizer:
 
     def pieces(self) -> list[bytes]:
         names = map(self.backend.id_to_token, range(self.facts.size))
-        special = set(self._tokenizer.all_special_ids)  # they represent no text, whatever their names look like
+        special = set(self.hf.all_special_ids)  # they represent no text, whatever their names look like
         return [b"" if name is None or i in special else self._piece(i, name) for i, name in enumerate(names)]
 
     def token_text(self, token: int) -> str:
@@ -232,7 +226,7 @@ class HuggingFaceTokenizer:
         return byte_level_piece if "ByteLevel" in str(self.backend.decoder) else sentencepiece_piece
 
     def decode(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return str(self.hf.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def render_chat(self, messages: list[Message], *, open_turn: bool) -> str:
         if not self.hf.chat_template:

@@ -1,11 +1,10 @@
 """Documents ─▶ Tokens: one stream of ids, with each token's position in the text, its bytes and its words.
 
-Ids that somebody else cut become Tokens as well (``text_of_ids``), and the text again, as far as the ids tell it.
+Ids that another program stored become Tokens as well, and a text again, as far as the ids tell it.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,15 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scoremode.core.text.corpus import Corpus
-from scoremode.core.text.documents import Document, RereadDocuments, count_words, white_space
+from scoremode.core.text.documents import Document, count_words, white_space
 from scoremode.core.text.long_text import encode_texts
 from scoremode.core.text.slices import Slicing
-from scoremode.core.text.tokenizer import Encoding, TextTokenizer, TokenizerFacts
+from scoremode.core.text.tokenizer import TextTokenizer, TokenizerFacts
 from scoremode.errors import OptionError
 from scoremode.values import Bools, Ids, Ints, frozen
 
-OURS = 0.99  # share of the tokens that a tokenizer must cut in the same way, not to be doubted
 COLUMNS = {"ids": "i4", "char_end": "i8", "byte_len": "i4", "word_starts": "i4", "target_mask": "?", "slices": "i4"}
 BLOCK = 1 << 14  # tokens whose bytes are counted together
 LONE = (0xDC80, 0xDCFF)  # code points that stand for bytes which are not UTF-8
@@ -187,7 +184,7 @@ def _inside(starts: Ints, ends: Ints, spans: tuple[tuple[int, int], ...]) -> Boo
     return mask & (ends > starts)
 
 
-# ── ids that somebody else cut ───────────────────────────────────────────────────────────────────────────────────────
+# ── ids that another program stored ───────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True, eq=False)
 class SpelledIds:
     """The text that ids stand for."""
@@ -229,36 +226,3 @@ def tokens_of_ids(ids: Sequence[Ids], spelled: Sequence[SpelledIds], tokenizer: 
 
 def lone_bytes(lone: int) -> str:
     return f"{lone:,} byte{'s' if lone > 1 else ''} of the stored tokens are not UTF-8, and are shown as �"
-
-
-def text_of_ids(ids: Ids, tokenizer: TextTokenizer, name: str) -> tuple[Corpus, RereadDocuments, Tokens]:
-    """The text that ids stand for: one document, and its tokens with exactly these ids.
-
-    A byte that belongs to no character is shown as �, counts as one byte, and is counted in a note.
-    """
-    spelled = SpelledIds.of(ids, tokenizer.pieces())
-    text, ends, whole = spelled.text, spelled.ends, spelled.raw
-    starts = np.concatenate([[0], ends[:-1]])
-    encoding = Encoding(ids, starts, ends, starts)
-    notes = tuple(_notes(text, encoding, tokenizer, spelled.lone))
-    corpus = Corpus(name, "text", lambda: iter([text]), hashlib.sha256(whole).hexdigest(), 1, len(whole), notes=notes)
-    return corpus, RereadDocuments(corpus, "texts", tokenizer), tokens_of_ids([ids], [spelled], tokenizer)
-
-
-def _notes(text: str, stored: Encoding, tokenizer: TextTokenizer, lone: int) -> Iterator[str]:
-    if lone:
-        yield lone_bytes(lone)
-    visible = stored.char_end > stored.char_start
-    encoding = tokenizer.encode(text, special=False)
-    alike = np.isin(_places(stored.ids[visible], stored.char_end[visible]), _places(encoding.ids, encoding.char_end))
-    if len(alike) and alike.mean() < OURS:
-        yield (
-            f"the candidate's tokenizer cuts only {alike.mean():.1%} of this text into the stored tokens: "
-            "is it the tokenizer of the baseline?"
-        )
-
-
-def _places(ids: Ids, ends: Ints) -> Ints:
-    """Combines the id of a token and the position of its end into one number."""
-    places: Ints = ends.astype(np.int64) << 32 | ids.astype(np.int64)
-    return places

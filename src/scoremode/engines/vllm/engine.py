@@ -24,7 +24,6 @@ from scoremode.core.engine.base import (
 from scoremode.core.engine.batching import in_groups
 from scoremode.core.references.format import RAW_DTYPES as RAW
 from scoremode.core.scores.answers import Answers, Window, WindowList, WindowSource
-from scoremode.core.scores.packing import DIVERGENCE_WORDS, Words, line_words, read_divergences
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.processes import VllmLog, end
 from scoremode.engines.vllm.self_test import (
@@ -38,7 +37,16 @@ from scoremode.engines.vllm.self_test import (
 )
 from scoremode.engines.vllm.start import start
 from scoremode.engines.vllm.support import LaunchArguments
-from scoremode.engines.vllm.wire import ExtraResults, Job, Request, states_words
+from scoremode.engines.vllm.wire import (
+    DIVERGENCE_WORDS,
+    ExtraResults,
+    Job,
+    Request,
+    Words,
+    line_words,
+    read_divergences,
+    states_words,
+)
 from scoremode.errors import EngineError, InputError, ModelError, OptionError
 from scoremode.values import Bools, Floats, Ids, Ints
 

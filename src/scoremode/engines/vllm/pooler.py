@@ -19,11 +19,10 @@ from vllm.model_executor.layers.pooler.common import PoolingParamsUpdate
 
 from scoremode.core.engine.messages import own_tokens
 from scoremode.core.extensions import load
-from scoremode.core.scores.packing import DIVERGENCE_WORDS, line_words
 from scoremode.core.scores.schema import BUILT_IN, DIVERGENCE
 from scoremode.engines.vllm.states import WorkerReference
 from scoremode.engines.vllm.tap import Shard, Tap, across_ranks, any_rank, every_rank, largest_of_ranks, slices_of_ranks
-from scoremode.engines.vllm.wire import KERNEL_WORDS, KEY, Request, pack_words
+from scoremode.engines.vllm.wire import DIVERGENCE_WORDS, KERNEL_WORDS, KEY, Request, line_words, pack_words
 from scoremode.head.budget import rows_within
 from scoremode.head.chunked import Share, keep_own
 from scoremode.head.columns import Columns, combine, define_columns, finish, partials, target_logits
@@ -390,7 +389,7 @@ def bits(floats: Tensor) -> Tensor:
 
 
 def to_words(columns: Columns) -> Tensor:
-    """Packs columns as lines of int32 words, which ``scores.packing.read_lines`` reads."""
+    """Packs columns as lines of int32 words, which ``wire.read_lines`` reads."""
     parts = []
     for column in BUILT_IN.scores:
         values: Tensor = getattr(columns, column.name)
@@ -400,7 +399,7 @@ def to_words(columns: Columns) -> Tensor:
 
 
 def with_divergence(columns: Columns, divergence: Divergence) -> Tensor:
-    """Packs columns and a divergence, which ``scores.packing.read_divergences`` reads; NaN where it is not measured."""
+    """Packs columns and a divergence, which ``wire.read_divergences`` reads; NaN where it is not measured."""
     lines = to_words(columns)
     apart = torch.full((len(lines), len(DIVERGENCE)), torch.nan, dtype=torch.float64, device=lines.device)
     for place, column in enumerate(DIVERGENCE):

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scoremode.core.scores.packing import Words
 from scoremode.engines.vllm.pooler import BatchKey
-from scoremode.engines.vllm.wire import Replay
+from scoremode.engines.vllm.wire import Replay, Words
 from scoremode.values import Bools, Ints
 
 HELD_BYTES, HELD_ROWS = 16 << 20, 4096  # of hidden states that wait to be scored together

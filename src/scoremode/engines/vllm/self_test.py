@@ -11,10 +11,9 @@ from scoremode.core.engine.base import UNIFORM, EngineFacts
 from scoremode.core.plan.path import DecodePath
 from scoremode.core.references.format import RAW_DTYPES as RAW
 from scoremode.core.scores.answers import measured
-from scoremode.core.scores.packing import Words, line_words, read_lines
 from scoremode.core.scores.schema import BUILT_IN
 from scoremode.engines.vllm import support
-from scoremode.engines.vllm.wire import KERNEL_WORDS, Request, unpack_words
+from scoremode.engines.vllm.wire import KERNEL_WORDS, Request, Words, line_words, read_lines, unpack_words
 from scoremode.errors import EngineError
 from scoremode.values import Ids
 

@@ -1,7 +1,7 @@
 """Packs requests and answers to cross vLLM's process boundary: raw int32, no object per token.
 
 A request travels in ``PoolingParams.extra_kwargs`` as bytes (vLLM would not decode an array on the other side). An
-answer is one int32 tensor with one line per row (core/scores/packing.py). A ``Job`` is a window that waits for answers.
+answer is one int32 tensor with one line per row (``read_lines``). A ``Job`` is a window that waits for answers.
 """
 
 from __future__ import annotations
@@ -11,15 +11,53 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from scoremode.core.scores.answers import Answers, Window
-from scoremode.core.scores.packing import Words, from_message, line_words, read_lines, to_message
+from scoremode.core.scores.packing import from_message, to_message
+from scoremode.core.scores.schema import BUILT_IN, DIVERGENCE, KL, Array
 from scoremode.values import Ids, Ints
 
 KEY = "scoremode"
 KERNEL_WORDS = 96  # room for the name of the head's kernel and a note, as JSON, four bytes per word
 
 
+# ── lines of words ───────────────────────────────────────────────────────────────────────────────────────────────────
+Words = npt.NDArray[np.int32]
+"""Answers of workers: a line of int32 words per row. A float is stored as the bits of its float32. After the columns
+come the results that were requested in addition, such as a divergence in float64."""
+
+DIVERGENCE_WORDS = 2 * len(DIVERGENCE)  # each column is one float64; NaN where it was not measured
+
+
+def line_words(k: int) -> int:
+    """Returns the number of words in each line of an answer with k targets per row."""
+    return sum(k if column.per == "target" else 1 for column in BUILT_IN.scores)
+
+
+def read_lines(words: Words, k: int) -> Answers:
+    """Reads answers from lines of words; words after the columns are not read."""
+    words, columns, at = np.ascontiguousarray(words), {}, 0
+    for column in BUILT_IN.scores:
+        count = k if column.per == "target" else 1
+        part = words[:, at : at + count] if column.per == "target" else words[:, at]
+        floats = column.dtype == "float64"
+        columns[column.name] = (np.ascontiguousarray(part).view(np.float32) if floats else part).astype(column.dtype)
+        at += count
+    return Answers(**columns)
+
+
+def read_divergences(words: Words) -> dict[str, Array]:
+    """Reads the columns of a divergence (m,) from the words (m, DIVERGENCE_WORDS) that follow the columns.
+
+    KL is always there; it is NaN if the workers could not compute it. Another column that is NaN was not measured.
+    """
+    values = np.ascontiguousarray(words).view(np.float64)
+    measured = [c for c, numbers in zip(DIVERGENCE, values.T, strict=True) if c is KL or not np.isnan(numbers).any()]
+    return {column.name: values[:, DIVERGENCE.index(column)].astype(column.numpy_type) for column in measured}
+
+
+# ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def pack_words(facts: dict[str, str]) -> list[int]:
     """Packs a small dictionary as ``KERNEL_WORDS`` int32 words; texts that are too long are cut."""
     room = 4 * KERNEL_WORDS

@@ -14,8 +14,8 @@ import numpy as np
 from scoremode.core.engine.base import SCORES, Baseline, Engine, NoiseFloor, StoredHead, Wanted
 from scoremode.core.engine.batching import prompt_groups
 from scoremode.core.scores.answers import Answers, WindowSource, prescribed_batches
-from scoremode.core.scores.packing import PackedAnswers
 from scoremode.core.verbs.replicas import Pieces
+from scoremode.remote.ray.packing import PackedAnswers
 from scoremode.remote.ray.replica import SentBaseline, WindowLengths, WindowSubset, block_seconds, subset_of
 from scoremode.remote.ray.replica_pool import ReplicaPool
 from scoremode.values import Bools, Ints

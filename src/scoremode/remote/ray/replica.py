@@ -32,11 +32,12 @@ from scoremode.core.engine.baseline import held_states, stored_states
 from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import ChosenEngine, choose, open_engine
 from scoremode.core.installation import installed_versions
+from scoremode.core.references.format import ReferenceManifest
 from scoremode.core.references.reader import Reference, open_reference
 from scoremode.core.scores.answers import Window, WindowSource, check_shapes
-from scoremode.core.scores.packing import AnswerPacker, PackedAnswers, PackedWindows
 from scoremode.core.verbs.replicas import OTHER_FILES, OpenWorker, Worker
 from scoremode.errors import EngineError, RunError, ScoremodeError
+from scoremode.remote.ray.packing import AnswerPacker, PackedAnswers, PackedWindows
 from scoremode.values import Bools, Floats, Ints
 from scoremode.version import __version__
 
@@ -207,7 +208,7 @@ class SentBaseline:
     """The path of a reference or a file of distributions. Each replica opens it on its node and checks its seal."""
 
     path: str
-    seal: dict[str, Any] | str  # a reference's manifest, or a file's sha256
+    seal: ReferenceManifest | str  # or a file's sha256
     uri: str | None = None  # where every node may fetch a copy of its own
     kind: type[StoredDistributions] | None = None  # of a file; None: it is a reference
 
@@ -216,7 +217,7 @@ class SentBaseline:
         """The path and the seal of a stored baseline. An open model is refused: it lives in this process alone."""
         if isinstance(baseline, Baseline) and baseline.stored is not None:
             stored = baseline.stored
-            return SentBaseline(str(stored.folder.resolve()), dict(stored.manifest), _uri(stored.place))
+            return SentBaseline(str(stored.folder.resolve()), stored.manifest, _uri(stored.place))
         if isinstance(baseline, StoredDistributions) and baseline.file is not None:
             path = baseline.file.path.resolve()
             return SentBaseline(str(path), remembered_sha256(path), _uri(baseline.file.place), type(baseline))
@@ -231,7 +232,7 @@ class SentBaseline:
         if self.uri is None and not Path(self.path).exists():
             raise RunError(f"this node has no {noun} in {self.path}", fix=SHARED)
         baseline = open_reference(where) if self.kind is None else self.kind.at(where)  # a URI is fetched once per node
-        seal = dict(baseline.manifest) if isinstance(baseline, Reference) else remembered_sha256(baseline.file.path)
+        seal = baseline.manifest if isinstance(baseline, Reference) else remembered_sha256(baseline.file.path)
         if seal != self.seal:
             raise RunError(f"this node has another {noun} in {where}", fix=SHARED)
         return baseline

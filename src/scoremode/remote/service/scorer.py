@@ -20,7 +20,6 @@ from scoremode.core.engine.options import Options
 from scoremode.core.engine.registry import ChosenEngine
 from scoremode.core.models.subject import Subject
 from scoremode.core.scores.answers import Answers, WindowSource
-from scoremode.core.scores.packing import Words, line_words, read_lines
 from scoremode.core.text.tokenizer import HuggingFaceTokenizer, TextTokenizer
 from scoremode.core.verbs.model import GivenEngine, LazyModel
 from scoremode.core.verbs.prob.sequence import SequenceProbability, paired
@@ -34,7 +33,7 @@ from scoremode.engines.vllm.self_test import (
     request_for_test,
     require_agreement,
 )
-from scoremode.engines.vllm.wire import ExtraResults, Job, Request
+from scoremode.engines.vllm.wire import ExtraResults, Job, Request, Words, line_words, read_lines
 from scoremode.errors import EngineError
 from scoremode.remote.service.requests import MOST_WINDOWS, ModelLimits, check
 from scoremode.values import Bools, Ids

@@ -1,4 +1,4 @@
-"""The files of a place: listed, read, written whole, removed, all by fsspec. Arrow's file systems are wrapped by it.
+"""The files of a place: listed, read, written whole, removed, all by fsspec and its packages (s3fs, gcsfs, …).
 
 Requests that fail are tried again by the library of each file system, and by nobody else. Credentials come from the
 usual chains (for the hub: a login, or HF_TOKEN); nothing here takes or keeps one. On object stores a file has its name
@@ -10,10 +10,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -22,13 +21,15 @@ from typing import IO, Any, TypeGuard
 from scoremode.core.arguments import SERVERS
 from scoremode.core.disk.uri import RemotePath
 from scoremode.core.hub import check_answers, explain_hub_error, hub_is_reachable, status_of
+from scoremode.core.installation import pip_install
 from scoremode.errors import InputError, ScoremodeError, StorageError, did_you_mean, one_line
 
-ATTEMPTS = 4  # of one request, by Arrow
+ATTEMPTS = 2  # of one request, by botocore; s3fs makes five of this
 CONNECT_SECONDS, READ_SECONDS = 5.0, 15.0  # without a connection, without a byte
 REQUEST_SECONDS = 600.0  # for a whole answer over HTTP
-BY_ARROW = ("s3", "gs", "hdfs", "viewfs", "abfs", "abfss")
 NO_FOLDERS = ("s3", "gs", "hf")  # they are parts of names, or come with the first file
+CONDITIONAL = ("s3", "gs", "memory")  # the mode "xb" is a conditional write of the store
+PACKAGES = {"s3": "s3fs", "gs": "gcsfs"}  # extras of scoremode
 VERSIONS = ("mtime", "created", "ETag", "etag", "sha256", "oid", "blob_id", "LastModified", "Last-Modified")
 CHECK = "check the URI, the network, the credentials and what they may do"
 LOGIN = "check the name; log in with hf auth login, or set HF_TOKEN to a token that may"
@@ -46,98 +47,58 @@ def file_system(place: RemotePath) -> Any:
 @cache
 def _opened(scheme: str, root: str, settings: tuple[tuple[str, str], ...], hub: str | None) -> Any:
     try:
-        if scheme not in BY_ARROW:
-            return _by_fsspec(scheme, root, hub)
-        from fsspec.implementations.arrow import ArrowFSWrapper
+        if scheme == "hf":
+            return _hub(hub)
+        import fsspec
+        from fsspec.registry import known_implementations
 
-        return ArrowFSWrapper(_by_arrow(scheme, root, dict(settings)), skip_instance_cache=True)
+        if scheme not in (*known_implementations, *fsspec.available_protocols()):
+            fix = did_you_mean(scheme, ["s3", "gs", "hf", "file", "memory", "hdfs", "abfs", "sftp", *SERVERS])
+            raise InputError(f"scoremode does not know the scheme {scheme}://", fix=fix)
+        kind = fsspec.get_filesystem_class(scheme)
+        host_and_port = kind._get_kwargs_from_urls(f"{scheme}://{root}")
+        return kind(**host_and_port, **_options(scheme, dict(settings)), skip_instance_cache=True)
     except ScoremodeError:
         raise
     except Exception as error:  # a library raises whatever it likes, also for a package that is not installed
-        raise StorageError(
-            f"{scheme}:// cannot be used here: {_words(error)}", fix="check the host, or use another URI"
-        ) from None
+        reason, fix = _words(error), "check the host, or use another URI"
+        if isinstance(error, ImportError) and scheme in PACKAGES:
+            reason, fix = f"the package '{PACKAGES[scheme]}' is not installed", pip_install(scheme)
+        raise StorageError(f"{scheme}:// cannot be used here: {reason}", fix=fix) from None
 
 
-def _by_arrow(scheme: str, root: str, settings: dict[str, str]) -> Any:
-    from pyarrow import fs
+os.register_at_fork(after_in_child=_opened.cache_clear)  # most file systems have a thread, which a fork loses
 
-    is_anonymous = settings.get("anonymous") == "true"
+
+def _options(scheme: str, settings: Mapping[str, str]) -> dict[str, Any]:
+    """What fsspec's class of a file system is given for the settings of a URI, and for patience."""
+    is_anonymous, address = settings.get("anonymous") == "true", settings.get("endpoint_override")
+    url = address if address is None or "://" in address else f"{settings.get('scheme', 'https')}://{address}"
     if scheme == "s3":
-        url_scheme, _, address = _endpoint_of_s3(settings).rpartition("://")
-        return fs.S3FileSystem(
-            region=settings.get("region"),
-            endpoint_override=address.rstrip("/") or None,
-            scheme=settings.get("scheme") or url_scheme or "https",
-            anonymous=is_anonymous,
-            connect_timeout=CONNECT_SECONDS,
-            request_timeout=READ_SECONDS,
-            background_writes=False,  # in the background, any number of parts would wait in memory
-            allow_delayed_open=True,  # a small object is one request
-            retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
-        )
+        retries = {"total_max_attempts": ATTEMPTS, "mode": "standard"}
+        patience = {"connect_timeout": CONNECT_SECONDS, "read_timeout": READ_SECONDS, "retries": retries}
+        region = {"region_name": settings["region"]} if "region" in settings else {}
+        return {"anon": is_anonymous, "endpoint_url": url, "client_kwargs": region, "config_kwargs": patience}
     if scheme == "gs":
-        return fs.GcsFileSystem(
-            endpoint_override=settings.get("endpoint_override"),
-            scheme=settings.get("scheme", "https"),
-            anonymous=is_anonymous,
-            retry_time_limit=timedelta(seconds=READ_SECONDS),
-        )
-    return fs.FileSystem.from_uri(f"{scheme}://{root}/")[0]
-
-
-def _endpoint_of_s3(settings: dict[str, str]) -> str:
-    told = os.environ.get
-    return settings.get("endpoint_override") or told("AWS_ENDPOINT_URL_S3") or told("AWS_ENDPOINT_URL") or ""
-
-
-def _by_fsspec(scheme: str, root: str, hub: str | None) -> Any:
-    if scheme == "hf":
-        from huggingface_hub import HfFileSystem
-        from huggingface_hub.utils import disable_progress_bars
-
-        if not hub_is_reachable():  # its client would try for half a minute
-            fix = "check the network and HF_ENDPOINT"
-            raise StorageError("hf:// cannot be used here: the hub cannot be reached", fix=fix)
-        check_answers()
-        disable_progress_bars()  # they would mix with ours
-        return HfFileSystem(endpoint=hub, skip_instance_cache=True)
-    import fsspec
-    from fsspec.registry import known_implementations
-
-    if scheme not in (*known_implementations, *fsspec.available_protocols()):
-        fix = did_you_mean(scheme, ["s3", "gs", "hf", "file", "memory", "hdfs", "abfs", "sftp", *SERVERS])
-        raise InputError(f"scoremode does not know the scheme {scheme}://", fix=fix)
-    kind = fsspec.get_filesystem_class(scheme)
-    settings = kind._get_kwargs_from_urls(f"{scheme}://{root}")  # host and port
+        return {"token": "anon" if is_anonymous else None, "endpoint_url": url}
     if scheme in SERVERS:
         from aiohttp import ClientTimeout
 
         limits = ClientTimeout(total=REQUEST_SECONDS, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
-        settings["client_kwargs"] = {"timeout": limits}
-    return kind(**settings)
+        return {"client_kwargs": {"timeout": limits}}
+    return {}
 
 
-def creating(place: RemotePath) -> Any | None:
-    """fsspec's file system of a place, if its mode "xb" is a conditional write of the store; None if there is none.
+def _hub(endpoint: str | None) -> Any:
+    from huggingface_hub import HfFileSystem
+    from huggingface_hub.utils import disable_progress_bars
 
-    Arrow has no conditional writes: they need s3fs or gcsfs.
-    """
-    if place.scheme == "memory":
-        return file_system(place)
-    settings = dict(place.settings)
-    is_anonymous, scheme = settings.get("anonymous") == "true", settings.get("scheme", "https")
-    address = _endpoint_of_s3(settings) if place.scheme == "s3" else settings.get("endpoint_override", "")
-    url = address if not address or "://" in address else f"{scheme}://{address}"
-    with suppress(ImportError):
-        import fsspec
-
-        if place.scheme == "s3":
-            region = {"region_name": settings["region"]} if "region" in settings else {}
-            return fsspec.filesystem("s3", anon=is_anonymous, endpoint_url=url or None, client_kwargs=region)
-        if place.scheme == "gs":
-            return fsspec.filesystem("gs", token="anon" if is_anonymous else None, endpoint_url=url or None)
-    return None
+    if not hub_is_reachable():  # its client would try for half a minute
+        fix = "check the network and HF_ENDPOINT"
+        raise StorageError("hf:// cannot be used here: the hub cannot be reached", fix=fix)
+    check_answers()
+    disable_progress_bars()  # they would mix with ours
+    return HfFileSystem(endpoint=endpoint, skip_instance_cache=True)
 
 
 # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -161,14 +122,11 @@ class Objects:
     @contextmanager
     def _doing(self, action: str, name: str = "") -> Iterator[str]:
         """Gives the path of a file. Errors become StorageErrors; ``action`` completes "cannot …", as in "be read"."""
-        place, inner = self.place / name if name else self.place, self.place.path
-        if place.scheme in ("hdfs", "viewfs"):
-            inner = "/" + inner.partition("/")[2]
-        elif place.scheme not in BY_ARROW:
-            inner = str(self._fs._strip_protocol(f"{place.scheme}://{inner}"))  # without the host, unless it is http
+        place = self.place / name if name else self.place
+        folder = str(self._fs._strip_protocol(f"{place.scheme}://{self.place.path}"))  # most have no host in it
         try:
             self._fs.invalidate_cache()  # others may have changed something
-            yield f"{inner}/{name}" if name else inner
+            yield f"{folder}/{name}" if name else folder
         except FileNotFoundError as error:
             cause = error.__cause__
             if place.scheme == "hf" and _is_hidden(cause):
@@ -176,13 +134,14 @@ class Objects:
             # over HTTP, fsspec calls every file missing that it cannot read
             if place.scheme in SERVERS and cause is not None and getattr(cause, "status", None) not in (404, 410):
                 raise StorageError(f"{place} cannot {action}: {_words(cause)}", fix=CHECK) from None
-            raise MissingError(f"{place} cannot {action}: it does not exist", fix=CHECK) from None
+            reason = _words(cause) if cause is not None and place.scheme in CONDITIONAL else "it does not exist"
+            raise MissingError(f"{place} cannot {action}: {reason}", fix=CHECK) from None
         except ScoremodeError:
             raise
         except Exception as error:  # each file system of fsspec raises its own kinds
             if place.scheme == "hf":
                 raise _hub_error(place, action, error) from None
-            raise StorageError(f"{place} cannot {action}: {_words(error)}", fix=CHECK) from None
+            raise StorageError(f"{place} cannot {action}: {_words(error.__cause__ or error)}", fix=CHECK) from None
 
     # ── look ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     def listed(self, *, deep: bool = False) -> list[Found]:
@@ -249,15 +208,14 @@ class Objects:
 
         Without a conditional write of the store, two processes at once may both be told that they wrote it.
         """
-        store = creating(self.place)
-        if store is None:
+        if self.place.scheme not in CONDITIONAL:
             if self.look(name) is not None:
                 return False
             self.write(name, data)
             return True
         with self._doing("be written", name) as path:
             try:
-                with store.open(path, "xb") as file:
+                with self._fs.open(path, "xb") as file:
                     file.write(data)
             except Exception:  # stores say in many ways that there is one
                 if self.look(name) is None:

@@ -52,7 +52,7 @@ from scoremode.core.store.run import Run, RunManifest
 from scoremode.core.strict_json import parse
 from scoremode.errors import InputError, RunError, StorageError, alias_path, harmless, print_line
 from scoremode.remote.storage.copies import LOCK_OBJECT, copy_folder, files_in, present_files, read_manifests
-from scoremode.remote.storage.objects import Objects, creating
+from scoremode.remote.storage.objects import CONDITIONAL, Objects
 
 STAYS = "what was scored is kept on this machine: run the same command again, without --fresh, to send it"
 
@@ -111,10 +111,8 @@ class RemoteLock:
                 )
             self._objects.write(LOCK_OBJECT, data)
         self._is_held = True
-        if creating(place) is None:
-            package = {"s3": "s3fs", "gs": "gcsfs"}.get(place.scheme)
-            hint = f"; pip install {package} helps" if package else ""
-            print_line(f"scoremode: nobody keeps two writers of {place} apart that begin at once{hint}")
+        if place.scheme not in CONDITIONAL:
+            print_line(f"scoremode: nobody keeps two writers of {place} apart that begin at once")
 
     def release(self) -> None:
         """Remove the lock; does nothing if it is not held, or if it ``stays``."""

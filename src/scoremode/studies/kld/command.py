@@ -37,9 +37,9 @@ class KldFormat(Format):
         fresh: bool,
         progress: Progress | None,
     ) -> Run:
-        from scoremode.studies.kld.writing import KldTarget
+        from scoremode.studies.kld.writing import write_kld
 
-        return KldTarget.of(file, question, fresh=fresh, out=out).score(model, progress)
+        return write_kld(model, file, question, out=out, fresh=fresh, progress=progress)
 
 
 class LlamacppLayout(Format):

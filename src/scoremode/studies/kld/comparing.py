@@ -18,7 +18,6 @@ from scoremode.core.plan.build import make_plan
 from scoremode.core.plan.recipes import find_method, llamacpp_chunks
 from scoremode.core.scores.answers import Answers, WindowSource
 from scoremode.core.store.run import Run
-from scoremode.core.text.tokens import text_of_ids
 from scoremode.core.verbs.baselines import OpenBaseline
 from scoremode.core.verbs.compared_models import Folders, ModelSettings
 from scoremode.core.verbs.model import LazyModel
@@ -27,6 +26,7 @@ from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.scoring import score_run
 from scoremode.errors import EngineError, InputError, ModelError, OptionError
 from scoremode.studies.kld.file import Coarseness, FileBaseline, KldFile, is_kld, read_scores
+from scoremode.studies.kld.stored_text import text_of_ids
 from scoremode.values import Bools
 
 NO_NOISE = {"noise_kl": None, "noise_perturbed": "a file cannot be computed in another way"}

@@ -7,7 +7,6 @@ FILE                    renamed to this name when it is complete
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -37,64 +36,64 @@ RECORDS = "records.partial"  # in the hidden folder
 WORK = (RECORDS, MANIFEST, SCORES, JOURNAL)  # what may be in it
 
 
-@dataclass(frozen=True)
-class KldTarget:
-    """A file that can be written, and the question to the baseline."""
+def write_kld(
+    model: LazyModel,
+    name: str | Path,
+    arguments: QuestionArguments,
+    *,
+    out: object,
+    fresh: bool,
+    progress: Progress | None,
+) -> Run:
+    """Scores a text and writes the distributions of all its targets; the run itself is returned and not stored."""
+    if out is not None:
+        fix = "leave --out out, and run a second command for the reference"
+        raise OptionError("--kld and --out write one file each", fix=fix)
+    output, arguments = _check(name, fresh=fresh), _question(arguments)
+    require(model.plugin, "distributions", "give the whole distributions that a .kld file keeps")
+    question = model.ask(arguments, progress)
+    work = _work_folder(output)
+    if runs.is_run(work):
+        settings = runs.load(work).manifest["identity"].get("settings")
+        if not isinstance(settings, dict) or settings.get("keeps") != "records":
+            fix = "move it, or give another name to --kld"
+            raise RunError(f"{work} is another run, and --kld needs that folder", fix=fix)
+        if not output.exists:
+            remove_files(work, WORK)  # the file was complete, and somebody removed it
+    _require_same_text(output, question.plan)
+    with model.claimed(question, work, fresh=fresh, keeps="records") as claim:
+        # a finished run: a process was killed after the file was complete
+        run = in_memory(claim.finished or _score_records(model, question, output, claim, progress))
+    remove_files(work, WORK, empty=True)
+    return run
 
-    output: Output
-    question: QuestionArguments
-    fresh: bool
 
-    @staticmethod
-    def of(name: str | Path, question: QuestionArguments, *, fresh: bool, out: object) -> KldTarget:
-        if out is not None:
-            fix = "leave --out out, and run a second command for the reference"
-            raise OptionError("--kld and --out write one file each", fix=fix)
-        return KldTarget(_check(name, fresh=fresh), _question(question), fresh)
+def _require_same_text(output: Output, plan: Plan) -> None:
+    """Refuses to replace the distributions of another text; the file does not say of which model they are."""
+    require_standing(output, KLD, _about_tokens(_chunk_tokens(plan)))
 
-    def score(self, model: LazyModel, progress: Progress | None) -> Run:
-        """Score a text and write the distributions of all its targets; the run itself is returned and not stored."""
-        require(model.plugin, "distributions", "give the whole distributions that a .kld file keeps")
-        question = model.ask(self.question, progress)
-        work = _work_folder(self.output)
-        if runs.is_run(work):
-            settings = runs.load(work).manifest["identity"].get("settings")
-            if not isinstance(settings, dict) or settings.get("keeps") != "records":
-                raise RunError(
-                    f"{work} is another run, and --kld needs that folder", fix="move it, or give another name to --kld"
-                )
-            if not self.output.exists:
-                remove_files(work, WORK)  # the file was complete, and somebody removed it
-        self._require_same_text(question.plan)
-        with model.claimed(question, work, fresh=self.fresh, keeps="records") as claim:
-            # a finished run: a process was killed after the file was complete
-            run = in_memory(claim.finished or self._score_records(model, question, claim, progress))
-        remove_files(work, WORK, empty=True)
-        return run
 
-    def _require_same_text(self, plan: Plan) -> None:
-        """Refuses to replace the distributions of another text; the file does not say of which model they are."""
-        require_standing(self.output, KLD, _about_tokens(_chunk_tokens(plan)))
-
-    def _score_records(self, model: LazyModel, question: Question, claim: runs.Claim, progress: Progress | None) -> Run:
-        """Scores into a work folder, and moves the file to its place when it is complete."""
-        worker = model.engine_for(question, progress)
-        layout = _layout(question.plan, worker.facts.known_vocabulary)
-        with (
-            UnfinishedRun(question, worker, claim, progress) as unfinished,
-            closing(KldWriter(claim.folder / RECORDS, layout, _chunk_tokens(question.plan))) as writer,
-        ):
-            # a chunk is on disk before the journal has its scores, unless somebody removed the file
-            unfinished.forget_except(np.full(layout.chunks, not writer.is_new))
-            for index, answers in unfinished.answers(Wanted(records=True)):
-                if answers.records is None:
-                    raise EngineError("the engine gave no distributions", fix=FAULT)
-                writer.write(index, answers.records)
-                unfinished.keep(index, answers)
-            manifest = unfinished.manifest()
-            self._require_same_text(question.plan)  # again: somebody's file may have come to lie there meanwhile
-            writer.finish(self.output.path)
-            return unfinished.save(manifest)
+def _score_records(
+    model: LazyModel, question: Question, output: Output, claim: runs.Claim, progress: Progress | None
+) -> Run:
+    """Scores into a work folder, and moves the file to its place when it is complete."""
+    worker = model.engine_for(question, progress)
+    layout = _layout(question.plan, worker.facts.known_vocabulary)
+    with (
+        UnfinishedRun(question, worker, claim, progress) as unfinished,
+        closing(KldWriter(claim.folder / RECORDS, layout, _chunk_tokens(question.plan))) as writer,
+    ):
+        # a chunk is on disk before the journal has its scores, unless somebody removed the file
+        unfinished.forget_except(np.full(layout.chunks, not writer.is_new))
+        for index, answers in unfinished.answers(Wanted(records=True)):
+            if answers.records is None:
+                raise EngineError("the engine gave no distributions", fix=FAULT)
+            writer.write(index, answers.records)
+            unfinished.keep(index, answers)
+        manifest = unfinished.manifest()
+        _require_same_text(output, question.plan)  # again: somebody's file may have come to lie there meanwhile
+        writer.finish(output.path)
+        return unfinished.save(manifest)
 
 
 def _about_tokens(tokens: Ids) -> About:

@@ -101,8 +101,6 @@ def _read_ways(vary: str | Sequence[str], sequences: Any, chunk_tokens: Any, pre
     """Reads the ways that a user named and the numbers of each; each number is a way of its own."""
     kinds = [vary] if isinstance(vary, str) else list(vary)
     for kind in kinds:
-        if kind == "cache-hit":  # was a way once
-            raise OptionError("cache hits are not compared with prefill any more", fix="leave cache-hit out of --vary")
         if kind not in WAYS:
             raise OptionError(f"there is no way '{kind}' to feed a model", fix=did_you_mean(str(kind), WAYS))
     if not kinds:

@@ -61,10 +61,6 @@ class RolloutsVerb(Verb):
         flags.add_engine(parser)
         flags.add(parser, flags.JSON)
 
-    def instead(self, flag: str) -> str | None:
-        gone = ("--limit", "--num-fewshot", "--include-path", "--task-data", "--apply-chat-template")
-        return "write a task's questions to a .jsonl file: docs/rollouts.md" if flag in gone else None
-
     def run(self, parsed: argparse.Namespace) -> None:
         from scoremode.studies.rollouts.rollouts import rollouts
         from scoremode.studies.rollouts.tables import rollouts_blocks

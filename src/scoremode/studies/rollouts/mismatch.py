@@ -42,14 +42,13 @@ from scoremode.core.verbs.arguments import ModelArguments, spelled_out
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer
 from scoremode.core.verbs.progress import Progress, shows_progress
 from scoremode.core.verbs.session import Model, open
-from scoremode.errors import InputError, WrongTypeError
+from scoremode.errors import InputError
 from scoremode.reports.gate import check, parse
 from scoremode.reports.text import too_few
 from scoremode.studies.rollouts.texts import Rollouts
 from scoremode.values import Bools, Estimate, Floats, Ints
 
 COLUMNS = ("rollout", "trainer", "prompt", "sample", "position")  # one entry per token
-BY_POSITION = ("k3", "outside_clip", "kl")
 CLIP = (0.8, 1.2)  # ratios inside are not clipped by PPO's usual range
 QUANTILES = {"min": 0.0, "p01": 0.01, "p05": 0.05, "median": 0.5, "p95": 0.95, "p99": 0.99, "p999": 0.999, "max": 1.0}
 SAME = 1e-3  # nats: a token's two log-probabilities differ by more if it was drawn from a changed distribution
@@ -165,15 +164,12 @@ class Mismatch(ArrowTable):
     def by_position(self) -> list[dict[str, Any]]:
         """k3, KL and the share outside the clip range, in stretches of positions: 0 to 63, 64 to 127, 128 to 255, …"""
         edges = depth_edges(int(self.position.max(initial=-1)))
-        stretches = {
-            (first, end - 1): (self.position >= first) & (self.position < end)
-            for first, end in pairwise(edges.tolist())
-        }
-        return [
-            {"first": first, "last": last, **self._some(here).part(BY_POSITION)}
-            for (first, last), here in stretches.items()
-            if here.any()
-        ]
+        rows = []
+        for first, end in pairwise(edges.tolist()):
+            stretch = self._some((self.position >= first) & (self.position < end))
+            if count := len(stretch.rollout):
+                rows.append({"first": first, "last": end - 1, "tokens": count, **computed(BY_POSITION, stretch)})
+        return rows
 
     def by_slice(self) -> list[dict[str, Any]]:
         """The statistics of each slice, in the order in which slices first appear; empty if there are none."""
@@ -181,12 +177,6 @@ class Mismatch(ArrowTable):
             return []
         labels = dict.fromkeys(self.slices.tolist())
         return [{"slice": label, **self._some(self.slices == label).statistics()} for label in labels]
-
-    @typed
-    def part(self, names: Sequence[str]) -> dict[str, Any]:
-        """The number of tokens, and some statistics."""
-        shown = [statistic for statistic in STATISTICS if statistic.name in names]
-        return {"tokens": len(self.rollout), **fields_from(shown, estimates(shown, self))}
 
     def _some(self, chosen: Bools) -> Mismatch:
         columns: dict[str, Any] = {name: getattr(self, name)[chosen] for name in COLUMNS}
@@ -235,6 +225,7 @@ STATISTICS = (
     *_quantiles("sequence_", "samples"),
     *(Mismatch.effective_sample_size, Mismatch.sequence_effective_sample_size),
 )
+BY_POSITION = (Mismatch.k3, _KL, Mismatch.outside_clip)
 FIELDS = fields_of((*COUNTS, *STATISTICS))
 """The fields of ``Mismatch.statistics`` that a rule may name."""
 
@@ -264,7 +255,7 @@ def _why_unknown(name: str, statistics: Mapping[str, Any]) -> str:
 @spelled_out(ModelArguments)
 @shows_progress
 def mismatch(
-    rollouts: Rollouts | str | Path | Any,
+    rollouts: Rollouts | str | Path,
     trainer: GivenModel | Model | Run | Comparison,
     *,
     clip: tuple[float, float] = CLIP,
@@ -285,10 +276,6 @@ def mismatch(
     """
     if isinstance(rollouts, str | Path):
         rollouts = Rollouts.open(rollouts)
-    elif not hasattr(rollouts, "raw_logprob"):  # it need not be our class
-        raise WrongTypeError(
-            "rollouts", f"of the type {type(rollouts).__name__}", "texts of sm.rollouts, or their folder"
-        )
     slices = kl = None
     notes = [] if drawn_from_own(rollouts) else [NOT_OWN]
     if isinstance(trainer, Comparison):
@@ -316,7 +303,7 @@ def mismatch(
         clip=clip,
         names=(str(rollouts.manifest["model"]), name),
         notes=tuple(notes),
-        texts_sha256=str(rollouts.manifest.get("texts_sha256", "")),
+        texts_sha256=rollouts.manifest["texts_sha256"],
     )
 
 

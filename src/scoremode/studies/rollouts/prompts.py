@@ -76,10 +76,7 @@ def read_prompts(prompts: GivenPrompts) -> Prompts:
 
 
 def local_file(name: str) -> Path:
-    """The path of a file of prompts. CorpusError for a URI, which a path would garble, and for questions of tasks."""
-    if name.startswith("task:"):
-        message = "questions of tasks are not read from logs of lm-eval any more"
-        raise CorpusError(message, fix="write rows with their prompt and answer to a .jsonl file: docs/rollouts.md")
+    """The path of a file of prompts; CorpusError for a URI, which a path would garble."""
     if "://" in name:
         raise CorpusError(f"{harmless(name)}: prompts are read from files of this machine", fix="copy the file first")
     return Path(name)
@@ -90,27 +87,27 @@ def _in_file(path: Path) -> Prompts:
     check_readable(path)
     if ending not in (".jsonl", ".ndjson", ".txt"):
         raise CorpusError(f"{path} is neither .jsonl nor .txt", fix=f"{ROWS_LIKE}, or one prompt per line of a .txt")
-    blank, rows = 0, list[Prompt]()
     read = text_in_file(path)
     sha256 = file_sha256(path)  # before the text is read, which raises an error if the file has changed meanwhile
     (content,) = read()
-    for number, line in enumerate(lines_of(content), 1):
-        text = line.removesuffix("\n").removesuffix("\r")
-        if not text.strip():
-            blank += 1
-        elif ending == ".txt":
-            rows.append(Prompt(text))
-        else:
-            where = f"{path} line {number}"
-            try:
-                row = strict_json.parse(text, constants=True)
-            except ValueError as error:
-                raise CorpusError(f"{where} is not JSON ({error})", fix="fix or remove the line") from None
-            rows.append(_prompt(row, where))
+    lines = [line.removesuffix("\n").removesuffix("\r") for line in lines_of(content)]
+    rows = [
+        Prompt(line) if ending == ".txt" else _prompt_in_json(line, f"{path} line {number}")
+        for number, line in enumerate(lines, 1)
+        if line.strip()
+    ]
     if not rows:
         raise CorpusError(f"{path} has no prompts", fix=ROWS_LIKE)
+    blank = len(lines) - len(rows)
     notes = (f"{blank:,} blank line{'s' * (blank > 1)} of {path.name} left out",) if blank else ()
     return Prompts(tuple(rows), path.name, sha256, notes)
+
+
+def _prompt_in_json(line: str, where: str) -> Prompt:
+    try:
+        return _prompt(strict_json.parse(line, constants=True), where)
+    except ValueError as error:
+        raise CorpusError(f"{where} is not JSON ({error})", fix="fix or remove the line") from None
 
 
 def _prompt(row: Any, where: str) -> Prompt:

@@ -28,14 +28,14 @@ from scoremode.errors import EngineError, OptionError, UnknownArgumentError, did
 from scoremode.studies.rollouts.prompts import GivenPrompts, Prompts, encoded, read_prompts
 from scoremode.studies.rollouts.texts import (
     FINISHES,
-    KeptText,
     Rollouts,
     RolloutsFolder,
+    WrittenTokens,
     pack,
     prompts_digest,
     tokens_digest,
 )
-from scoremode.studies.rollouts.writing import DrawingRules, ReplicatedWriter, Writer, WritingRequest, WrittenTokens
+from scoremode.studies.rollouts.writing import DrawingRules, ReplicatedWriter, Writer, WritingRequest
 from scoremode.values import Ids
 from scoremode.version import __version__
 
@@ -78,7 +78,10 @@ def rollouts(
     >>> sm.compare("org/model", "org/model-W4A16", corpus=written).kl                              # doctest: +SKIP
     """
     rules = read_rules(temperature, top_p, top_k, min_p)
-    numbers = read_numbers(samples, MAX_TOKENS if max_tokens is None else max_tokens, seed)
+    most = MAX_TOKENS if max_tokens is None else max_tokens
+    for flag, count in (("--samples", samples), ("--max-tokens", most)):
+        if count < 1:
+            raise OptionError(f"{flag} {count} writes nothing", fix="give 1 or more")
     path = read_path(DECODE, sequences=sequences) if sequences is not None else None
     for name in arguments:
         if name not in (*all_options(), *spread_names()):
@@ -86,10 +89,15 @@ def rollouts(
     place = None if out is None else located(out)
     if isinstance(place, RemotePath):
         raise OptionError(f"{place}: rollouts are written to folders of this machine", fix="give a folder to --out")
-    read = read_prompts(prompts)
+    rows = read_prompts(prompts)
+    if (texts := len(rows.rows) * samples) > MOST_TEXTS:
+        message = f"{texts:,} texts are too many for one folder (at most {MOST_TEXTS:,})"
+        raise OptionError(message, fix="give fewer --samples, or write several folders with another --seed each")
     with closing(LazyModel.named(model, engine, arguments, tokenizer)) as lazy:
         require(lazy.plugin, "writes", "write texts with their log-probabilities")
-        task = WritingTask.of(lazy, read, rules, path, numbers)
+        encodings = encoded(rows, lazy.subject.tokenizer)
+        _require_known([ids for _, ids in encodings], lazy.subject.vocabulary)
+        task = WritingTask(rows, encodings, rules, lazy.longest_window, path, samples, most, seed)
         return _written(lazy, task, place, fresh=fresh, progress=progress)
 
 
@@ -114,12 +122,13 @@ def read_rules(temperature: float, top_p: float | None, top_k: int | None, min_p
     return rules
 
 
-def read_numbers(samples: int, max_tokens: int, seed: int) -> dict[str, int]:
-    """Checks how many texts there are, how long they may be, and the seed of all draws."""
-    for name, value in (("samples", samples), ("max_tokens", max_tokens)):
-        if value < 1:
-            raise OptionError(f"--{name.replace('_', '-')} {value} writes nothing", fix="give 1 or more")
-    return {"samples": samples, "max_tokens": max_tokens, "seed": seed}
+def _require_known(prompts: Sequence[Ids], vocabulary: int | None) -> None:
+    largest = max(int(ids.max()) for ids in prompts)
+    if vocabulary is not None and largest >= vocabulary:
+        raise OptionError(
+            f"the tokenizer gives id {largest}, but the model's vocabulary ends at {vocabulary - 1}",
+            fix="give the right folder with --tokenizer",
+        )
 
 
 # ── what is asked ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -135,22 +144,6 @@ class WritingTask:
     samples: int
     max_tokens: int
     seed: int
-
-    @staticmethod
-    def of(
-        lazy: LazyModel, prompts: Prompts, rules: DrawingRules, path: DecodePath | None, numbers: Mapping[str, int]
-    ) -> WritingTask:
-        if (count := len(prompts.rows) * numbers["samples"]) > MOST_TEXTS:
-            message = f"{count:,} texts are too many for one folder (at most {MOST_TEXTS:,})"
-            raise OptionError(message, fix="give fewer --samples, or write several folders with another --seed each")
-        encodings = encoded(prompts, lazy.subject.tokenizer)
-        largest = max(int(ids.max()) for _, ids in encodings)
-        if lazy.subject.vocabulary is not None and largest >= lazy.subject.vocabulary:
-            raise OptionError(
-                f"the tokenizer gives id {largest}, but the model's vocabulary ends at {lazy.subject.vocabulary - 1}",
-                fix="give the right folder with --tokenizer",
-            )
-        return WritingTask(prompts, encodings, rules, lazy.longest_window, path, **numbers)
 
     @property
     def rooms(self) -> list[int]:
@@ -217,13 +210,13 @@ def _write(
     """Writes every text that the folder lacks, then its files."""
     rooms, texts = np.array(task.rooms), claim.begin_texts()
 
-    def keep(number: int, text: KeptText) -> None:
+    def keep(number: int, text: WrittenTokens) -> None:
         texts[number] = text
-        claim.records.append(number, pack(*text))
+        claim.records.append(number, pack(text))
 
     for number in np.flatnonzero(rooms == 0).tolist():
         if number not in texts:
-            keep(number, (np.zeros(0, np.int32), np.zeros(0), np.zeros(0), "context"))
+            keep(number, WrittenTokens(np.zeros(0, np.int32), np.zeros(0), np.zeros(0), "context"))
     which = np.flatnonzero(rooms)
     done = np.array([number in texts for number in which.tolist()], np.bool_)
     told, total = 0, int(rooms[which[~done]].sum())
@@ -238,8 +231,7 @@ def _write(
     requests = task.requests(which.tolist())
     for at, written in writer.write(requests, done, tell):
         _check(written, requests[at], writer, writer.facts.vocabulary)
-        finish = _finish(written, task, writer.ends)
-        keep(int(which[at]), (written.ids, written.logprob, written.raw_logprob, finish))
+        keep(int(which[at]), replace(written, finish=_finish(written, task, writer.ends)))
     if len(texts) < len(rooms):
         raise EngineError(f"the engine wrote {len(texts)} of {len(rooms)} texts", fix="run it again")
     announce(progress, "saving")
@@ -272,24 +264,24 @@ def _check(written: WrittenTokens, request: WritingRequest, writer: Writer, voca
 
 
 # ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────────
-def _row(task: WritingTask, lazy: LazyModel, number: int, text: KeptText) -> dict[str, object]:
+def _row(task: WritingTask, lazy: LazyModel, number: int, text: WrittenTokens) -> dict[str, object]:
     """A text as a row of texts.parquet."""
     prompt, sample = divmod(number, task.samples)
-    (prompt_text, prompt_ids), (ids, logprob, raw, finish) = task.encoded[prompt], text
+    prompt_text, prompt_ids = task.encoded[prompt]
     return {
         **{"prompt": prompt, "sample": sample, "prompt_text": prompt_text, "prompt_ids": prompt_ids},
-        **{"ids": ids, "logprob": logprob, "raw_logprob": raw, "finish": finish},
-        "text": lazy.subject.tokenizer.decode(ids.tolist()),
+        **{name: getattr(text, name) for name in ("ids", "logprob", "raw_logprob", "finish")},
+        "text": lazy.subject.tokenizer.decode(text.ids.tolist()),
         "answer": task.prompts.rows[prompt].answer,
     }
 
 
 def _manifest(
-    writer: Writer, lazy: LazyModel, task: WritingTask, texts: Sequence[KeptText], identity: Mapping[str, Any]
+    writer: Writer, lazy: LazyModel, task: WritingTask, texts: Sequence[WrittenTokens], identity: Mapping[str, Any]
 ) -> dict[str, object]:
     """Everything that another person needs to get the texts again."""
-    finishes = {name: sum(finish == name for *_, finish in texts) for name in FINISHES}
-    used = [ids for ids, *_ in texts] + [ids for _, ids in task.encoded]
+    finishes = {name: sum(text.finish == name for text in texts) for name in FINISHES}
+    used = [text.ids for text in texts] + [ids for _, ids in task.encoded]
     return {
         **describe_model(lazy.subject),
         **describe_engine(writer.facts),
@@ -300,7 +292,7 @@ def _manifest(
         "prompts": len(task.encoded),
         "samples": task.samples,
         "texts": len(texts),
-        "written_tokens": sum(len(ids) for ids, *_ in texts),
+        "written_tokens": sum(len(text.ids) for text in texts),
         "finish": finishes,
         "sampling": {**asdict(task.rules), "max_tokens": task.max_tokens, "ends": sorted(writer.ends)},
         "missing": list(writer.missing),

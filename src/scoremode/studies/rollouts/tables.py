@@ -18,10 +18,6 @@ Fields = Mapping[str, Any]
 FILTERS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}  # of draws, and what leaves nothing out
 
 
-def _stretch(row: Fields) -> Row:
-    return Row(f"{row['first']:,} to {row['last']:,}")
-
-
 # ── texts that candidates read ───────────────────────────────────────────────────────────────────────────────────────
 def readings_blocks(readings: Sequence[Reading]) -> list[Block]:
     """What texts that a model wrote say about candidates: partings, ratios, examples."""
@@ -136,7 +132,7 @@ def mismatch_blocks(s: Fields, by_position: Sequence[Fields], by_slice: Sequence
     blocks: list[Block] = [title, facts]
     stretches = by_position if len(by_position) > 1 else []  # a single one would repeat the mean
     for heading, rows, names in (
-        ("by position in the text", stretches, list(map(_stretch, stretches))),
+        ("by position in the text", stretches, [Row(f"{row['first']:,} to {row['last']:,}") for row in stretches]),
         ("by slice", by_slice, [Row(str(row["slice"])) for row in by_slice]),
     ):
         if rows:

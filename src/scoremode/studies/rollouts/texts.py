@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -209,14 +209,6 @@ def schema() -> pa.Schema:
     return pa.schema([pa.field(n, k, nullable=False) for n, k in kinds.items()] + [pa.field("answer", pa.string())])
 
 
-def write_texts(file: IO[bytes], rows: Sequence[Mapping[str, object]]) -> None:
-    """Writes rows, which have a value for each column of ``schema``."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema()), file, compression="zstd")
-
-
 def has_texts(path: Path) -> bool:
     """Is this a Parquet file with the columns of ``schema``?"""
     import pyarrow as pa
@@ -255,22 +247,28 @@ def _values(column: Any) -> Any:
 
 
 # ── the folder while texts are written ───────────────────────────────────────────────────────────────────────────────
-KeptText = tuple[Ids, Floats, Floats, str]
-"""Ids, both log-probabilities of each, and how the text ended."""
+@dataclass(frozen=True, slots=True, eq=False)
+class WrittenTokens:
+    """A text: its ids, their log-probabilities as ``Rollouts`` has them, and how it ended."""
+
+    ids: Ids
+    logprob: Floats
+    raw_logprob: Floats
+    finish: str = ""  # one of FINISHES; of a text that is written now, "stop" if the engine says so, else ''
 
 
-def pack(ids: Ids, logprob: Floats, raw_logprob: Floats, finish: str) -> bytes:
+def pack(text: WrittenTokens) -> bytes:
     """The body of a record: how the text ended, ids, and log-probabilities."""
-    columns = (ids.astype("<i4"), logprob.astype("<f8"), raw_logprob.astype("<f8"))
-    return bytes([FINISHES.index(finish)]) + b"".join(column.tobytes() for column in columns)
+    columns = (text.ids.astype("<i4"), text.logprob.astype("<f8"), text.raw_logprob.astype("<f8"))
+    return bytes([FINISHES.index(text.finish)]) + b"".join(column.tobytes() for column in columns)
 
 
-def unpack(body: bytes) -> KeptText:
+def unpack(body: bytes) -> WrittenTokens:
     """Reads a record's body."""
     count = len(body) // 20
     ids = np.frombuffer(body, "<i4", count, 1)
     logprob, raw = np.frombuffer(body, "<f8", 2 * count, 1 + 4 * count).reshape(2, count)
-    return ids, logprob, raw, FINISHES[body[0]]
+    return WrittenTokens(ids, logprob, raw, FINISHES[body[0]])
 
 
 def prompts_digest(prompts: Iterable[Ids], answers: Iterable[str | None]) -> str:
@@ -296,7 +294,7 @@ class RolloutsFolder(Resumable[Rollouts]):
     def _open(self, manifest: Mapping[str, Any]) -> Rollouts:
         return Rollouts.open(self.folder)
 
-    def begin_texts(self) -> dict[int, KeptText]:
+    def begin_texts(self) -> dict[int, WrittenTokens]:
         """Takes the folder over when the model is ready to write; returns the finished texts by their numbers."""
         self.begin()
         self.records: RecordFile = self.open_journal()
@@ -304,8 +302,11 @@ class RolloutsFolder(Resumable[Rollouts]):
 
     def save(self, rows: Sequence[Mapping[str, object]], manifest: Mapping[str, object]) -> Rollouts:
         """Writes all texts and the manifest, removes the journal, and returns the rollouts."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
         with written_atomically(self.folder / TEXTS) as file:
-            write_texts(file, rows)
+            pq.write_table(pa.Table.from_pylist(rows, schema=schema()), file, compression="zstd")
         self.finish({"format": FORMAT, **manifest, "texts_sha256": file_sha256(self.folder / TEXTS)})
         return Rollouts.open(self.folder)
 

@@ -21,7 +21,8 @@ from scoremode.core.models.subject import Subject
 from scoremode.core.strict_json import read_object
 from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.replicas import Pieces, Worker
-from scoremode.values import Bools, Floats, Ids, Ints
+from scoremode.studies.rollouts.texts import WrittenTokens
+from scoremode.values import Bools, Ids, Ints
 
 if TYPE_CHECKING:
     from scoremode.core.engine.base import EngineFacts
@@ -57,22 +58,15 @@ class WritingRequest:
     room: int  # 1 or more
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class WrittenTokens:
-    """A text as a Writer gives it. Its last token is an end token, unless its room was used up."""
-
-    ids: Ids
-    logprob: Floats  # in the distribution that each token was drawn from; 0 for greedy choices
-    raw_logprob: Floats  # in the model's own distribution, before temperature and filters
-    finish: str | None = None  # "stop" if the engine says that the text ended by itself; None: its last token says it
-
-
 Tell = Callable[[int], None]
 """Is called with a number of tokens that were written since the last call."""
 
 
 class Writer(ABC):
-    """A model that was opened to write texts, each after a prompt."""
+    """A model that was opened to write texts, each after a prompt.
+
+    The last token of a text is an end token, unless its room was used up, or the engine says that it ended by itself.
+    """
 
     facts: EngineFacts
     ends: frozenset[int]  # the tokens that end a text

@@ -30,7 +30,7 @@ LIKE = "correct the task: a continuation needs a token, and fewer of them than m
 class Encoded:
     """A context and its continuation as token ids, ready to be fed to the model and scored."""
 
-    asked: Continuation
+    continuation: Continuation
     spanning: bool = False  # the context's tokens are not the first tokens of the whole text, so the cut is misplaced
     truncated: int = 0  # tokens that were cut from the left to fit the model's context
 
@@ -39,8 +39,8 @@ class HarnessEncoder:
     """Encodes pairs and texts as the harness does, with any tokenizer.
 
     >>> from scoremode.core.text.tokenizer import ByteTokenizer
-    >>> found = HarnessEncoder(ByteTokenizer(), max_length=4).pair("abc ", "de")
-    >>> found.asked.ids.tolist(), found.asked.first, found.truncated
+    >>> encoded = HarnessEncoder(ByteTokenizer(), max_length=4).pair("abc ", "de")
+    >>> encoded.continuation.ids.tolist(), encoded.continuation.first, encoded.truncated
     ([98, 99, 32, 100, 101], 2, 1)
     """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -85,9 +85,6 @@ def lm_eval(*words: str) -> int:
         raise InputError(f"lm-eval: {reason}", fix="see scoremode lm-eval --help") from error
     finally:
         sys.argv = before
-        module = sys.modules.get(TARGET.split(":", maxsplit=1)[0])
-        for lm in list(module.OPEN) if module is not None else ():
-            lm.close()
 
 
 def register() -> None:
@@ -117,20 +114,20 @@ def _underscored(word: str) -> str:
 
 @contextmanager
 def checked_before_scoring() -> Iterator[None]:
-    """Inside the block, the harness refuses tasks that our model cannot answer before any weights are loaded."""
+    """Inside the block, tasks that our model cannot answer are refused before weights are loaded, and it is closed."""
     from lm_eval import evaluator
 
-    original = evaluator.evaluate
+    evaluate = evaluator.evaluate
 
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        lm, tasks = kwargs.get("lm"), kwargs.get("task_dict")
-        check = getattr(lm, "check_tasks", None)
-        if check is not None and isinstance(tasks, dict):
-            check({name: str(task.OUTPUT_TYPE) for name, task in tasks.get("tasks", {}).items()})
-        return original(*args, **kwargs)
+    def checking(*args: Any, lm: Any, task_dict: Any, **kwargs: Any) -> Any:
+        if not hasattr(lm, "check_tasks"):  # of the harness itself
+            return evaluate(*args, lm=lm, task_dict=task_dict, **kwargs)
+        lm.check_tasks({name: str(task.OUTPUT_TYPE) for name, task in task_dict.get("tasks", {}).items()})
+        with closing(lm):
+            return evaluate(*args, lm=lm, task_dict=task_dict, **kwargs)
 
-    evaluator.evaluate = checked
+    evaluator.evaluate = checking
     try:
         yield
     finally:
-        evaluator.evaluate = original
+        evaluator.evaluate = evaluate

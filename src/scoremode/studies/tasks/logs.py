@@ -73,15 +73,11 @@ class RunConfig(msgspec.Struct, frozen=True):
     scoremode: AdapterFacts = AdapterFacts()
 
 
-class SampleCount(msgspec.Struct, frozen=True):
-    effective: int | None = None
-
-
 class Results(msgspec.Struct, frozen=True, rename={"n_samples": "n-samples", "n_shot": "n-shot"}):
     """A results file; by task or group where it is a dict."""
 
     results: dict[str, dict[str, object]] = {}
-    n_samples: dict[str, SampleCount] = {}
+    n_samples: dict[str, dict[str, object]] = {}
     n_shot: dict[str, object] = {}
     versions: dict[str, object] = {}
     higher_is_better: dict[str, dict[str, object]] = {}
@@ -146,7 +142,7 @@ class LoggedTask:
 
 @dataclass(slots=True, eq=False)
 class LoggedModel:
-    given: str
+    source: str  # as the user named it
     tasks: dict[str, LoggedTask] = field(default_factory=dict)
     results: dict[str, Results] = field(default_factory=dict)  # of each task, if it has a results file
     files: dict[str, str] = field(default_factory=dict)  # name -> sha256
@@ -160,7 +156,7 @@ class LoggedModel:
     @property
     def name(self) -> str:
         name = self.last.model_name
-        return name if name is not None and is_line(name) and 0 < len(name) < 256 else Path(self.given).name
+        return name if name is not None and is_line(name) and 0 < len(name) < 256 else Path(self.source).name
 
 
 def read_log(source: str | Path) -> LoggedModel:
@@ -234,7 +230,7 @@ def _task(name: str, path: Path, results: Results) -> LoggedTask:
             raise InputError(f"{where} is not a sample of lm-eval ({why})", fix=AGAIN) from None
     if not documents:
         raise InputError(f"{path} is empty", fix=AGAIN)
-    count = results.n_samples.get(name, SampleCount()).effective
+    count = results.n_samples.get(name, {}).get("effective")
     if count not in (None, len(documents)):
         raise InputError(f"{path} has {len(documents)} documents, and its results file says {count}", fix=AGAIN)
     numbers = sorted(documents)

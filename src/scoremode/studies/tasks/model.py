@@ -7,29 +7,24 @@ It scores texts and writes none: tasks with generated answers are run by the har
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from itertools import groupby
-from pathlib import Path
-from typing import Any, Literal
-from weakref import WeakSet
+from itertools import chain, groupby
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
-from lm_eval.api.model import TemplateLM
+from lm_eval.api.model import LM
 from tqdm import tqdm
 
-from scoremode.core.disk.files import write_atomically
 from scoremode.core.disk.manifests import differing_fields
 from scoremode.core.engine.base import Engine
 from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import all_options, require_read
 from scoremode.core.plan.path import PREFILL
-from scoremode.core.strict_json import read_object
 from scoremode.core.text.files import Message
 from scoremode.core.typed import checked
 from scoremode.core.verbs.model import LazyModel
@@ -49,16 +44,17 @@ from scoremode.errors import (
 from scoremode.studies.tasks.encoding import Encoded, HarnessEncoder
 from scoremode.values import Ints
 
+T = TypeVar("T")
+
 CHUNK = 2048  # requests that are encoded and scored at a time, extended to the end of the last document
-CACHE_KIND = "scoremode answers for lm-eval"
+OWNER = "scoremode"  # where the model of a cache of answers is kept in it; other keys are hashes
 COUNTED = {
     "spanning": "a token spans the end of the context, and the harness's rule scores other tokens than the text has",
     "truncated": "the context was cut on its left to fit the model",
 }
 OTHER_NAMES = {"pretrained": "model", "peft": "adapter"}  # names that the harness's own back ends use
+TEXTS = ("model", "engine", "tokenizer")
 TOKEN = "the harness writes its model arguments into its results, so an access token must not be among them"
-OPEN: WeakSet[ScoremodeLM] = WeakSet()
-"""All models that were created, so that a command line can close them."""
 
 
 class AdapterSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,11 +68,12 @@ class AdapterSettings(msgspec.Struct, frozen=True, kw_only=True):
     chat_template_args: dict[str, object] | None = None
 
 
-class ScoremodeLM(TemplateLM):  # type: ignore[misc]
+class ScoremodeLM(LM):  # type: ignore[misc]
     """Scores requests of lm-evaluation-harness with any engine. Nothing is loaded before the first request.
 
-    >>> lm = ScoremodeLM(model="table:uniform", prefix_token_id=0)
-    >>> lm._loglikelihood_tokens([("", lm.tok_encode("ab"), lm.tok_encode("cd"))], disable_tqdm=True)
+    >>> from lm_eval.api.instance import Instance
+    >>> lm = ScoremodeLM(model="table:uniform")
+    >>> lm.loglikelihood([Instance("loglikelihood", {}, ("ab", "cd"), 0)], disable_tqdm=True)
     [(-11.090354888959125, False)]
     """
 
@@ -109,7 +106,6 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
         self.tokenizer: Any = getattr(getattr(self.subject.tokenizer, "local", self.subject.tokenizer), "hf", None)
         self.counts = Counter[str]()  # of requests, and of those that were cut or split oddly
         self._facts: Any = None  # facts of the engine, after it was opened
-        OPEN.add(self)
 
     def _choose_max_length(self) -> int | None:
         chosen, limit, context = self.settings.max_length, self.held.chosen.options.limit, self.subject.context_length
@@ -124,9 +120,10 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
         answers: list[tuple[float, bool]] = []
         counts = Counter(loglikelihood=len(requests))
         with self._call(len(requests), "loglikelihood", disable_tqdm) as bar:
-            for chunk in chunks_of_documents(requests):
+            for documents in chunks((list(document) for _, document in groupby(requests, _document)), len):
+                chunk = [request for document in documents for request in document]
                 encoded = list(map(self._encoded, chunk))
-                scores = self._score([encoding.asked for encoding in encoded], _groups(chunk, encoded), bar)
+                scores = self._score([encoding.continuation for encoding in encoded], _groups(chunk, encoded), bar)
                 for request, encoding, likelihood in zip(chunk, encoded, scores, strict=True):
                     answers.append((likelihood.log_prob, self._greedy(likelihood)))
                     self.cache_hook.add_partial("loglikelihood", request.args, answers[-1])
@@ -154,33 +151,15 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
         """Returns the log-likelihood of each text, scored in windows as long as the model's context."""
         answers: list[float] = []
         with self._call(len(requests), "loglikelihood_rolling", disable_tqdm) as bar:
-            for part in self._texts(requests):
-                windows = [window for _, text_windows in part for window in text_windows]
+            texts = ((request, self.encoder.rolling(request.args[0])) for request in requests)
+            for chunk in chunks(texts, lambda text: 1 + len(text[1])):
+                windows = list(chain.from_iterable(text_windows for _, text_windows in chunk))
                 scores = iter(self._score(windows, np.arange(len(windows))))
-                for request, text_windows in part:
+                for request, text_windows in chunk:
                     answers.append(math.fsum(next(scores).log_prob for _ in text_windows))
                     self.cache_hook.add_partial("loglikelihood_rolling", request.args, answers[-1])
                     bar.update(1)
         return answers
-
-    def _texts(self, requests: Sequence[Any]) -> Iterator[list[tuple[Any, list[Continuation]]]]:
-        """Yields requests with the windows of their texts, about a chunk of windows at a time."""
-        part: list[tuple[Any, list[Continuation]]] = []
-        for request in requests:
-            part.append((request, self.encoder.rolling(request.args[0])))
-            if sum(1 + len(windows) for _, windows in part) >= CHUNK:
-                yield part
-                part = []
-        yield part
-
-    def _loglikelihood_tokens(
-        self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **_: Any
-    ) -> list[tuple[float, bool]]:
-        """Answers requests that are given as ids, for code of the harness that encodes by itself."""
-        continuations = [self.encoder.ids(np.array(context), np.array(target)).asked for _, context, target in requests]
-        with self._call(len(requests), "loglikelihood", disable_tqdm) as bar:
-            scores = self._score(continuations, np.arange(len(continuations)), bar)
-            return [(likelihood.log_prob, self._greedy(likelihood)) for likelihood in scores]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         self.check_tasks({str(request.task_name): "generate_until" for request in requests})
@@ -208,23 +187,18 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
             if self.held.plugin.opens_for_each_question:
                 self.held.close()
 
-    def engine(self, longest: int) -> Engine:
-        """Returns the open engine; opens it if it is closed or was opened for shorter windows."""
-        engine = self.held.engine(Work(longest, shares_prompts=True))
-        self._facts = engine.facts
-        return engine
-
     def _score(self, continuations: list[Continuation], groups: Ints, bar: Any = None) -> list[Likelihood]:
         """Returns likelihoods in the given order. With a bar, each is one request and must know if it is greedy."""
         if not continuations:
             return []
-        engine, scores = self.engine(max(continuation.fed for continuation in continuations)), dict[int, Likelihood]()
+        longest, scores = max(continuation.fed for continuation in continuations), dict[int, Likelihood]()
+        engine = self.held.engine(Work(longest, shares_prompts=True))
         for index, likelihood in likelihoods(engine, continuations, groups):
             scores[index] = likelihood
             if bar is not None:
                 self._greedy(likelihood)  # an unknown rank is refused at the first answer, not at the last
                 bar.update(1)
-        self._facts = engine.facts  # an engine may report more facts after its first question
+        self._facts = engine.facts  # an engine may report more of them after its first question
         return [scores[index] for index in range(len(continuations))]
 
     def _greedy(self, likelihood: Likelihood) -> bool:
@@ -244,10 +218,18 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
         return identify(self.subject, self.held.engine_name, self.held.settings(), harness=ours)
 
     def set_cache_hook(self, cache_hook: Any) -> None:
-        """Takes the harness's cache (``--use_cache``); refuses a cache whose answers are not this model's."""
-        database = getattr(cache_hook, "dbdict", None)
-        if database is not None:
-            claim_cache(Path(database.filename), len(database), self.identity())
+        """Takes the harness's cache (``--use_cache``); refuses a cache whose answers are not this model's.
+
+        Its keys are the texts of a request, without the model: one file used for two models would give the first
+        model's answers for both. So the identity of the model is kept in it, too.
+        """
+        cache = getattr(cache_hook, "dbdict", None)
+        if cache is not None:
+            identity = self.identity()
+            if differing := differing_fields(cache.get(OWNER, {}) if len(cache) else identity, identity):
+                message = f"{cache.filename} holds answers of another model or other settings"
+                raise RunError(f"{message} (it differs in: {differing})", fix="give another --use_cache")
+            cache[OWNER] = identity
         super().set_cache_hook(cache_hook)
 
     def get_model_info(self) -> dict[str, Any]:
@@ -264,19 +246,12 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
         return {"model_dtype": info.get("dtype"), "model_revision": subject.revision, "scoremode": info}
 
     @property
-    def prefix_token_id(self) -> int:
-        return self.encoder.prefix
-
-    @property
-    def eot_token_id(self) -> int | None:
-        return self.subject.tokenizer.facts.eos
-
-    @property
     def tokenizer_name(self) -> str:
         return self.subject.name.replace("/", "__")
 
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        return [int(i) for i in self.encoder.text(string, special=add_special_tokens)]
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """The template that is used, for the harness's results; '' if only the tokenizer knows it."""
+        return "" if self.tokenizer is None else self.tokenizer.chat_template
 
     def apply_chat_template(self, chat_history: list[Message], add_generation_prompt: bool = True) -> str:
         """Renders a conversation up to the start of the answer, or, without that, inside of the last message."""
@@ -302,14 +277,15 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
         self.held.close()
 
 
-def chunks_of_documents(requests: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Yields about CHUNK requests at a time and never splits a document, because its choices share their context."""
-    chunk = list[Any]()
-    for _, document in groupby(requests, _document):
-        chunk += document
-        if len(chunk) >= CHUNK:
+def chunks(parts: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
+    """Yields parts together until their sizes reach CHUNK. None is split: the choices of a document share a context."""
+    chunk, total = list[T](), 0
+    for part in parts:
+        chunk.append(part)
+        total += size(part)
+        if total >= CHUNK:
             yield chunk
-            chunk = []
+            chunk, total = [], 0
     if chunk:
         yield chunk
 
@@ -338,40 +314,22 @@ def _usual_device() -> Any:
     return next((field.default for field in fields(EvaluatorConfig) if field.name == "device"), None)
 
 
-def claim_cache(database: Path, answers: int, wanted: Mapping[str, Any]) -> None:
-    """Claims the harness's cache for this model if it is empty; refuses one with answers of another or unknown model.
-
-    The keys of the cache are the texts of a request, without the model: one file used for two models gives the first
-    model's answers for both. So a file beside the cache names the model.
-    """
-    owner = database.with_name(database.name + ".scoremode.json")
-    if not answers and not owner.exists():
-        write_atomically(owner, json.dumps({"for": CACHE_KIND, "identity": wanted}, indent=1).encode() + b"\n")
-        return
-    try:
-        differing = differing_fields(dict(read_object(owner)["identity"]), wanted)
-    except (OSError, ValueError, KeyError, TypeError):
-        differing = f"{owner.name} cannot be read"
-    if differing:
-        message = f"{database} holds answers of another model or other settings (it differs in: {differing})"
-        raise RunError(message, fix="give another --use_cache")
-
-
 # ── the arguments of the model ───────────────────────────────────────────────────────────────────────────────────────
 def read_arguments(arguments: Mapping[str, Any]) -> tuple[LazyModel, AdapterSettings]:
     """Reads the model and the settings. Refuses everything that can be refused before the model is loaded."""
-    params = {OTHER_NAMES.get(name, name): value for name, value in arguments.items() if value is not None}
-    if len(params) < len([value for value in arguments.values() if value is not None]):
+    present = {name: value for name, value in arguments.items() if value is not None}
+    params = {OTHER_NAMES.get(name, name): _read_back(OTHER_NAMES.get(name, name), present[name]) for name in present}
+    if len(params) < len(present):
         raise OptionError("the model is given twice", fix="give model or pretrained, not both")
+    known = [*all_options(), *AdapterSettings.__struct_fields__, *TEXTS]
+    if unknown := [name for name in params if name not in (*known, "token")]:
+        raise UnknownArgumentError(f"there is no argument {unknown[0]}", fix=did_you_mean(unknown[0], known))
     if "token" in params:
         raise OptionError(TOKEN, fix="set HF_TOKEN instead")
-    model = params.pop("model", None)
-    if model is None:
+    if "model" not in params:
         raise OptionError("no model was given", fix="give --model_args model=NAME")
-    engine = params.pop("engine", None)
-    if not isinstance(engine, Engine):  # an engine that is already open is used as it is
-        engine = _text("engine", engine)
-    tokenizer = _text("tokenizer", params.pop("tokenizer", None))
+    model, tokenizer = params.pop("model"), params.pop("tokenizer", None)
+    engine = checked("engine", params.pop("engine", None), str | Engine | None)
     try:
         ours = {name: params.pop(name) for name in AdapterSettings.__struct_fields__ if name in params}
         settings = msgspec.convert(ours, AdapterSettings)
@@ -379,27 +337,13 @@ def read_arguments(arguments: Mapping[str, Any]) -> tuple[LazyModel, AdapterSett
         raise OptionError(f"model_args: {error}", fix="see docs/tasks.md") from None
     if settings.enable_thinking:
         raise OptionError("enable_thinking is not for log-likelihoods", fix="leave enable_thinking out")
-    held = LazyModel.named(_text("model", model) or "", engine, _engine_options(params), tokenizer, many_questions=True)
+    held = LazyModel.named(model, engine, params, tokenizer, many_questions=True)
     require_read(held.chosen.options, PREFILL, has_flag=False)
     held.settings()  # refuses options that cannot work
     return held, settings
 
 
-def _engine_options(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the engine's options. The harness turns digits into numbers; this turns them back into text if needed."""
-    registry = all_options()
-    options = {}
-    for name, value in arguments.items():
-        if name not in registry:
-            names = [*registry, *AdapterSettings.__struct_fields__, "model", "engine", "tokenizer"]
-            raise UnknownArgumentError(f"there is no argument {name}", fix=did_you_mean(name, names))
-        is_text = registry[name][1].kind == "str"
-        options[name] = str(value) if is_text and isinstance(value, int) and not isinstance(value, bool) else value
-    return options
-
-
-def _text(name: str, value: Any) -> str | None:
-    if isinstance(value, Path) or (isinstance(value, int) and not isinstance(value, bool)):
-        return str(value)  # a folder may have a number as its name
-    text: str | None = checked(name, value, str | None)
-    return text
+def _read_back(name: str, value: Any) -> Any:
+    """A value as it was typed: the harness makes numbers of digits, as of a revision or a folder with such a name."""
+    is_text = name in TEXTS or (name in (options := all_options()) and options[name][1].kind == "str")
+    return str(value) if is_text and isinstance(value, int) and not isinstance(value, bool) else value

@@ -24,12 +24,8 @@ ALL = "all"  # the name of the row over everything
 ALIKE = "run lm-eval for both with the same version, data, --num_fewshot, --apply_chat_template, --limit and seeds"
 
 
-@dataclass(frozen=True, slots=True)
-class TaskGroup:
-    """A group as lm-eval defines it, with the weight of each of its tasks."""
-
-    name: str
-    weights: Mapping[str, float]  # by task; they sum to 1
+Groups = Mapping[str, Mapping[str, float]]
+"""Groups as lm-eval defines them: by name the weight of each task, which sum to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +50,7 @@ class TasksComparison(ArrowTable):
     name: str  # of the candidate, unique among those that are compared together
     baseline_name: str
     tasks: tuple[PairedTask, ...]
-    groups: tuple[TaskGroup, ...]
+    groups: Groups
     top: tuple[str, ...]  # tasks and groups that are in no other group, which count alike over all
     baseline: Mapping[str, Any]  # the model, its engine and settings
     candidate: Mapping[str, Any]
@@ -66,7 +62,7 @@ class TasksComparison(ArrowTable):
     def rows(self) -> list[dict[str, Any]]:
         """The rows of the tasks, then of the groups, then the overall row."""
         rows = [row_statistics(task.name, "task", [(task, 1.0)]) for task in self.tasks]
-        rows += [row_statistics(group.name, "group", self._parts(group.weights)) for group in self.groups]
+        rows += [row_statistics(name, "group", self._parts(weights)) for name, weights in self.groups.items()]
         return [*rows, row_statistics(ALL, "all", self._parts(self.weights))]
 
     def to_arrow(self) -> Any:
@@ -95,10 +91,9 @@ class TasksComparison(ArrowTable):
     @property
     def weights(self) -> dict[str, float]:
         """The weight of each task over all: each name asked for weighs the same, and a group divides its share."""
-        inside = {group.name: group.weights for group in self.groups}
         weights = dict.fromkeys((task.name for task in self.tasks), 0.0)
         for name in self.top:
-            for task, weight in inside.get(name, {name: 1.0}).items():
+            for task, weight in self.groups.get(name, {name: 1.0}).items():
                 weights[task] += weight / len(self.top)
         return weights
 
@@ -169,7 +164,7 @@ def _with_choices(task: PairedTask, *sides: Sequence[Floats]) -> PairedTask:
     documents = task.documents
     are_known = all(document.gold for document in documents)
     have_choices = all(len(document.pairs) > 1 for document in documents)
-    have_wrong_choices = are_known and have_choices and not any(_all_right(document) for document in documents)
+    have_wrong_choices = are_known and have_choices and all(len({*(d.gold or ())}) < len(d.pairs) for d in documents)
 
     def both(measure: Callable[[TaskDocument, Floats], float]) -> Pair:
         """``measure`` of each document, for the baseline and for the candidate."""
@@ -195,10 +190,6 @@ def _gives(chosen: Pair, task: PairedTask) -> bool:
     each = zip(chosen, task.metrics[task.metric], strict=True)
     right = [[choice in (d.gold or ()) for choice, d in zip(side, task.documents, strict=True)] for side, _ in each]
     return all(d.gold for d in task.documents) and np.array_equal(right, task.metrics[task.metric])
-
-
-def _all_right(document: TaskDocument) -> bool:
-    return set(document.gold or ()) >= set(range(len(document.pairs)))
 
 
 def _margin(document: TaskDocument, log_probs: Floats) -> float:
@@ -229,9 +220,9 @@ def _divergence(baseline: Floats, candidate: Floats) -> float:
 
 
 # ── groups ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-def groups_of(sides: Sequence[LoggedModel], sizes: Mapping[str, int]) -> tuple[list[TaskGroup], list[str]]:
+def groups_of(sides: Sequence[LoggedModel], sizes: Mapping[str, int]) -> tuple[Groups, list[str]]:
     """Groups whose tasks are all compared, with the weights of their tasks, and what to note about them."""
-    groups, notes = dict[str, TaskGroup](), list[str]()
+    groups, notes = dict[str, Mapping[str, float]](), list[str]()
     for results in {id(file): file for file in sides[0].results.values()}.values():
         children = {name: subtasks for name, subtasks in results.group_subtasks.items() if subtasks}
         for name in children:
@@ -241,10 +232,10 @@ def groups_of(sides: Sequence[LoggedModel], sizes: Mapping[str, int]) -> tuple[l
             total = sum(sizes[task] for task in tasks)
             by_size, alike = {task: sizes[task] / total for task in tasks}, dict.fromkeys(tasks, 1 / len(tasks))
             matches = [weights for weights in (by_size, alike) if _gives_aggregates(name, weights, sides)]
-            groups[name] = TaskGroup(name, matches[0] if matches else alike)
+            groups[name] = matches[0] if matches else alike
             if not matches:
                 notes.append(f"{name}: the log does not show the weights of this group; its tasks count alike")
-    return list(groups.values()), notes
+    return groups, notes
 
 
 def _leaves(name: str, children: Mapping[str, Sequence[str]], above: tuple[str, ...] = ()) -> set[str]:
@@ -269,10 +260,11 @@ def _gives_aggregates(name: str, weights: Mapping[str, float], sides: Sequence[L
     return bool(agree) and all(agree)
 
 
-def top_of(tasks: Sequence[str], groups: Sequence[TaskGroup]) -> tuple[str, ...]:
+def top_of(tasks: Sequence[str], groups: Groups) -> tuple[str, ...]:
     """Groups and tasks that are in no other group."""
-    outer = [g.name for g in groups if not any(g is not o and g.weights.keys() < o.weights.keys() for o in groups)]
-    inside = {task for group in groups for task in group.weights}
+    members = {name: weights.keys() for name, weights in groups.items()}
+    outer = [name for name in groups if not any(members[name] < others for others in members.values())]
+    inside = {task for weights in groups.values() for task in weights}
     return (*outer, *(task for task in tasks if task not in inside))
 
 

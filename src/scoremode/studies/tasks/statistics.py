@@ -55,6 +55,10 @@ class PairedTask:
     def count(self) -> int:
         return len(self.metrics[self.metric][0])
 
+    @property
+    def changed(self) -> Bools | None:
+        return None if self.chosen is None else self.chosen[0] != self.chosen[1]
+
 
 Parts = Sequence[tuple[PairedTask, float]]
 """Tasks of a row, each with its weight; weights sum to 1."""
@@ -123,10 +127,6 @@ def _right(pairs: WeightedPairs, side: int) -> Estimate:
 
 def _shift(pairs: WeightedPairs) -> Estimate:
     return mean([(candidate - baseline, w) for (baseline, candidate), w in pairs])
-
-
-def _changed(task: PairedTask) -> Bools | None:
-    return None if task.chosen is None else task.chosen[0] != task.chosen[1]
 
 
 def is_binary(values: Floats) -> bool:
@@ -282,7 +282,7 @@ STATISTICS = (
     plain("documents", "number of documents", lambda parts: sum(task.count for task, _ in parts)),
     *_of_metric("", "accuracy", None),
     *(statistic for metric in COMMON for statistic in _of_metric(f"{metric}_", metric, metric)),
-    _over_tasks("changed", "share with another answer", _changed, share),
+    _over_tasks("changed", "share with another answer", attrgetter("changed"), share),
     _over_tasks("gold_shift", "change of the right answer's log-probability", attrgetter("gold"), _shift),
     _over_tasks("margin_shift", "change of its lead over the best other", attrgetter("margin"), _shift),
     _over_tasks("kl_choices", "KL over the choices", attrgetter("kl"), lambda parts: mean(parts, "positive")),

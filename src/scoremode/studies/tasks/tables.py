@@ -32,14 +32,12 @@ from scoremode.values import rounded
 Fields = Mapping[str, Any]
 
 
-def shown_rows(comparison: TasksComparison) -> list[dict[str, Any]]:
-    """The rows of a table; the row over all tasks is left out if it would repeat that of a single task or group."""
-    return comparison.rows if len(comparison.top) > 1 or not comparison.rows[:-1] else comparison.rows[:-1]
-
-
 def tasks_table(comparisons: Sequence[TasksComparison], title: str = "") -> Table:
-    """One row per task and candidate; several candidates are groups of the table."""
-    pairs = [(c, r) for c in comparisons for r in shown_rows(c)]
+    """One row per task and candidate; several candidates are groups of the table.
+
+    The row over all tasks is left out if it would repeat that of a single task or group.
+    """
+    pairs = [(c, r) for c in comparisons for r in c.rows if r is not c.overall or len(c.top) > 1 or len(c.rows) == 1]
     rows = [r for _, r in pairs]
     common = all(part in ("acc", "acc_norm") for r in rows for part in r["metric"].split(" / "))
     names = ("acc", "acc_norm", *(() if common else ("accuracy",)))

@@ -55,10 +55,10 @@ def tasks(
 
 def _names(sides: Sequence[LoggedModel]) -> list[str]:
     """Names that tell the models apart: of the models, else of their folders, else their paths."""
-    for names in ([short(side.name) for side in sides], [Path(side.given).name for side in sides]):
+    for names in ([short(side.name) for side in sides], [Path(side.source).name for side in sides]):
         if len(set(names)) == len(sides):
             return names
-    paths = [side.given for side in sides]
+    paths = [side.source for side in sides]
     if len(set(paths[1:])) < len(paths) - 1:
         raise InputError("a candidate is given twice", fix="give it once")
     return paths
@@ -70,10 +70,10 @@ def _wanted(first: LoggedModel, tasks: str | Sequence[str] | None) -> list[str] 
         return None
     names = list[str]()
     groups, _ = groups_of([first], {name: len(task.documents) for name, task in first.tasks.items()})
-    inside = {name: [name] for name in first.tasks} | {group.name: list(group.weights) for group in groups}
+    inside = {name: [name] for name in first.tasks} | {name: list(weights) for name, weights in groups.items()}
     for name in (entry.strip() for entry in (tasks.split(",") if isinstance(tasks, str) else tasks)):
         if name not in inside:
-            raise OptionError(f"{first.given} has no task '{name}'", fix=did_you_mean(name, inside))
+            raise OptionError(f"{first.source} has no task '{name}'", fix=did_you_mean(name, inside))
         names += inside[name]
     return list(dict.fromkeys(names))
 
@@ -90,7 +90,7 @@ def _comparison(
     shared = [name for name in task_names if name in base.tasks and name in cand.tasks]
     for name in task_names:
         if name not in shared:
-            lacking, fix = (cand if name in base.tasks else base).given, "run it for both"
+            lacking, fix = (cand if name in base.tasks else base).source, "run it for both"
             more = f", or give --tasks {','.join(shared)}" if shared else ""
             raise InputError(f"{lacking} has no samples of the task {name}", fix=fix + more)
     tasks = tuple(pair_task(base.tasks[name], cand.tasks[name], metric) for name in shared)
@@ -104,7 +104,7 @@ def _comparison(
         name=names[1],
         baseline_name=names[0],
         tasks=tasks,
-        groups=tuple(groups),
+        groups=groups,
         top=top_of(shared, groups),
         baseline=_facts(base),
         candidate=_facts(cand),
@@ -127,12 +127,8 @@ def _facts(side: LoggedModel) -> dict[str, object]:
         "versions": {name: value for name, value in versions.items() if value is not None},
     }
     ours = {name: value for name, value in msgspec.structs.asdict(config.scoremode).items() if name not in TOLD}
-    facts = {
-        name: value
-        for name, value in ({**theirs, **{k: v for k, v in ours.items() if v is not None}}.items())
-        if value is not None
-    }
-    return {"model": side.name, **facts, "samples": dict(side.files)}
+    facts = [(name, value) for side_facts in (theirs, ours) for name, value in side_facts.items() if value is not None]
+    return {"model": side.name, **dict(facts), "samples": dict(side.files)}
 
 
 def _settings(base: LoggedModel, tasks: Sequence[PairedTask], metric: str | None) -> dict[str, object]:

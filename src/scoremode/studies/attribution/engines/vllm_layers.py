@@ -20,11 +20,10 @@ from torch import Tensor
 from scoremode.core.engine.plugin import Work
 from scoremode.core.models.subject import Subject
 from scoremode.core.scores.answers import Window
-from scoremode.core.scores.packing import Words
 from scoremode.engines.vllm import VllmPlugin
 from scoremode.engines.vllm.engine import VllmEngine
 from scoremode.engines.vllm.support import LaunchArguments, VllmOptions
-from scoremode.engines.vllm.wire import Request
+from scoremode.engines.vllm.wire import Request, Words
 from scoremode.errors import OptionError
 from scoremode.studies.attribution.engines.layer_hooks import LayerHooks
 from scoremode.studies.attribution.layer_profile import LayerStates, States, fed_tokens

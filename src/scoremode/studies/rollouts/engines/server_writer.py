@@ -11,7 +11,7 @@ Of the filters, top_p alone belongs to the API of OpenAI: a server may ignore ot
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import msgspec
@@ -26,12 +26,17 @@ from scoremode.engines.server.link import SMALL, Link
 from scoremode.engines.server.served import BYTES_PER_TOKEN
 from scoremode.engines.server.server_options import ServerOptions
 from scoremode.errors import EngineError, OptionError
-from scoremode.studies.rollouts.writing import DrawingRules, Tell, Writer, WritingRequest, WrittenTokens
-from scoremode.values import Bools, Floats, Ids
+from scoremode.studies.rollouts.texts import WrittenTokens
+from scoremode.studies.rollouts.writing import DrawingRules, Tell, Writer, WritingRequest
+from scoremode.values import Bools
 
 LIKELY = 5  # tokens whose log-probabilities are compared
 MOVED = 0.05  # nats; more than batches change
 IDS = "token_id:"  # how a token is named if ids are asked for
+
+
+Likely = list[dict[str, float]]
+"""Of each token the likeliest ones at its place, as the server gave them; empty if it gave none."""
 
 
 class _Request(msgspec.Struct):
@@ -51,7 +56,7 @@ class _Request(msgspec.Struct):
 class _Logprobs(msgspec.Struct):
     tokens: list[str]
     token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None = None  # of each token: the likeliest ones at its place
+    top_logprobs: Likely | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -61,14 +66,6 @@ class _Choice(msgspec.Struct):
 
 class _Answer(msgspec.Struct):
     choices: tuple[_Choice]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Completion:
-    ids: Ids
-    logprob: Floats
-    finish: str  # "stop" or "length"
-    likely: list[dict[str, float]]  # as the server gave them; none if it gave none
 
 
 def open_writer(
@@ -102,7 +99,7 @@ class ServerWriter(Writer):
     def _require_raw(self) -> None:
         """Refuses numbers that depend on the temperature: two temperatures tell."""
         probe = list(self.engine.probe_ids)
-        both = [self._complete(self._request(probe, 1, 0, temperature=t)).likely for t in (1.0, 0.5)]
+        both = [self._complete(self._request(probe, 1, 0, temperature=t))[1] for t in (1.0, 0.5)]
         first, second = (likely[0] if likely else {} for likely in both)
         moved = [abs(first[name] - second[name]) for name in first.keys() & second.keys()]
         if not moved or not np.max(moved) <= MOVED:  # NaN, too
@@ -129,10 +126,10 @@ class ServerWriter(Writer):
         self.engine.require_same()
 
     def _written(self, request: WritingRequest) -> WrittenTokens:
-        completion = self._complete(self._request(request.prompt.tolist(), request.room, request.seed))
-        raw = completion.logprob
-        drawn = np.zeros(len(raw)) if self.rules.is_greedy else np.full(len(raw), np.nan) if self.missing else raw
-        return WrittenTokens(completion.ids, drawn, raw, "stop" if completion.finish == "stop" else None)
+        text, _ = self._complete(self._request(request.prompt.tolist(), request.room, request.seed))
+        if self.rules.is_greedy or self.missing:
+            text = replace(text, logprob=np.full(len(text.ids), 0.0 if self.rules.is_greedy else np.nan))
+        return text
 
     def _request(self, prompt: list[int], room: int, seed: int, *, temperature: float | None = None) -> _Request:
         """A request by the rules; with ``temperature``, one that asks for the likeliest tokens at it, unfiltered."""
@@ -141,7 +138,7 @@ class ServerWriter(Writer):
             return _Request(model, prompt, room, seed, temperature, 1.0, LIKELY)
         return _Request(model, prompt, room, seed, rules.temperature, rules.top_p, 1)
 
-    def _complete(self, request: _Request) -> _Completion:
+    def _complete(self, request: _Request) -> tuple[WrittenTokens, Likely]:
         largest = SMALL + BYTES_PER_TOKEN * (len(request.prompt) + LIKELY * request.max_tokens)
         reply = self._link.post(COMPLETIONS, msgspec.to_builtins(request), largest=largest)
         if not reply.good:
@@ -157,7 +154,7 @@ class ServerWriter(Writer):
         self.engine.close()
 
 
-def _read(link: Link, value: object, room: int) -> _Completion:
+def _read(link: Link, value: object, room: int) -> tuple[WrittenTokens, Likely]:
     """Reads an answer; EngineError if it has not the ids and the log-probabilities of a text."""
     try:
         (choice,) = msgspec.convert(value, _Answer).choices
@@ -174,7 +171,8 @@ def _read(link: Link, value: object, room: int) -> _Completion:
         raise _unusable(link, "its text has another length or end than was asked for")
     if not (logprob <= ROUNDING).all() or not np.isfinite(logprob).all():  # written so that NaN is refused
         raise _unusable(link, "it gives numbers that are no log-probabilities")
-    return _Completion(ids, np.minimum(logprob, 0.0), choice.finish_reason, likely)
+    logprob = np.minimum(logprob, 0.0)
+    return WrittenTokens(ids, logprob, logprob, "stop" if choice.finish_reason == "stop" else ""), likely
 
 
 def _unusable(link: Link, why: str) -> EngineError:

@@ -23,7 +23,8 @@ from scoremode.engines.vllm.self_test import Verdict, engine_facts
 from scoremode.engines.vllm.start import start
 from scoremode.engines.vllm.support import LaunchArguments, VllmOptions
 from scoremode.errors import EngineError
-from scoremode.studies.rollouts.writing import DrawingRules, Tell, Writer, WritingRequest, WrittenTokens, end_tokens
+from scoremode.studies.rollouts.texts import WrittenTokens
+from scoremode.studies.rollouts.writing import DrawingRules, Tell, Writer, WritingRequest, end_tokens
 from scoremode.values import Bools, Ids
 
 FETCHED = 64  # texts that have ended, at most, before what belongs to them is fetched: each time, vLLM stands still

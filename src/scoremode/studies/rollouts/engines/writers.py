@@ -30,12 +30,12 @@ from scoremode.core.engine.plugin import EnginePlugin, Work
 from scoremode.core.models.subject import Subject
 from scoremode.core.plan.path import DecodePath
 from scoremode.errors import EngineError
+from scoremode.studies.rollouts.texts import WrittenTokens
 from scoremode.studies.rollouts.writing import (
     DrawingRules,
     Tell,
     Writer,
     WritingRequest,
-    WrittenTokens,
     batches_of_texts,
     end_tokens,
 )
@@ -95,44 +95,51 @@ def _logprob(x: Tensor, chosen: Tensor) -> Tensor:
 
 
 class TextsInProgress:
-    """Texts that are written side by side: what was drawn for each, what it is fed next, and which have ended."""
+    """Texts that are written side by side: what was drawn for each, and which have ended."""
 
     def __init__(self, requests: Sequence[WritingRequest], rules: DrawingRules, ends: frozenset[int]) -> None:
-        self.asked, self.rules, self.ends = requests, rules, ends
+        self.rules, self.ends = rules, ends
+        self.prompts, self._rooms = [request.prompt for request in requests], [request.room for request in requests]
         self._drawn: list[list[tuple[int, float, float]]] = [[] for _ in requests]
         self._numbers = [np.random.Generator(np.random.Philox(key=request.seed)) for request in requests]
+        self.last = np.array([prompt[-1] for prompt in self.prompts], np.int32)  # the token that each is fed next
         self.ended: Bools = np.zeros(len(requests), np.bool_)
 
-    def draw(self, places: Ints, logits: Tensor) -> Ids:
-        """Draws a token for the texts at these places from their rows of logits, and returns the tokens."""
+    @property
+    def unfinished(self) -> Ints:
+        return np.flatnonzero(~self.ended)
+
+    def draw(self, places: Ints, logits: Tensor) -> None:
+        """Draws a token for the texts at these places from their rows of logits."""
         uniform = np.array([self._numbers[place].random() for place in places])
         ids, logprob, raw = draw(logits, self.rules, uniform)
+        self.last[places] = ids
         for place, *token in zip(places.tolist(), ids.tolist(), logprob.tolist(), raw.tolist(), strict=True):
             tokens: Any = self._drawn[place]
             tokens.append(tuple(token))
-            self.ended[place] = token[0] in self.ends or len(tokens) >= self.asked[place].room
-        return ids
+            self.ended[place] = token[0] in self.ends or len(tokens) >= self._rooms[place]
 
     def written(self, place: int) -> WrittenTokens:
         ids, logprob, raw = zip(*self._drawn[place], strict=True)
         return WrittenTokens(np.array(ids, np.int32), np.array(logprob), np.array(raw))
 
 
-class BatchWriter(Writer):
-    """Writes texts side by side with an engine that is open for the decode path, and closes that engine."""
+class StepWriter(Writer):
+    """Writes texts side by side with an open engine, a token of each per step, and closes that engine."""
 
-    def __init__(self, engine: Any, ends: frozenset[int], rules: DrawingRules) -> None:
-        self.engine, self.facts, self.size = engine, engine.facts, engine.path.sequences
-        self.ends, self.rules = ends, rules
+    def __init__(self, engine: Any, size: int, ends: frozenset[int], rules: DrawingRules) -> None:
+        self.engine, self.facts, self.size, self.ends, self.rules = engine, engine.facts, size, ends, rules
 
     def write(self, requests: Sequence[WritingRequest], done: Bools, tell: Tell) -> Iterator[tuple[int, WrittenTokens]]:
-        for batch in batches_of_texts(requests, self.size):
+        for batch in batches_of_texts(requests, self.size or 1):
             if done[batch].all():
                 continue
             texts = TextsInProgress([requests[i] for i in batch], self.rules, self.ends)
             try:
-                for place in self._write(texts, tell):
-                    if not done[batch[place]]:
+                for places, logits in self._steps(texts):
+                    texts.draw(places, logits)
+                    tell(len(places))
+                    for place in places[texts.ended[places] & ~done[batch[places]]]:
                         yield int(batch[place]), texts.written(place)
             except torch.OutOfMemoryError:
                 raise EngineError(
@@ -141,47 +148,45 @@ class BatchWriter(Writer):
                 ) from None
 
     @abstractmethod
-    def _write(self, texts: TextsInProgress, tell: Tell) -> Iterator[int]:
-        """Writes the texts of a batch; yields the place of each when it has ended."""
+    def _steps(self, texts: TextsInProgress) -> Iterator[tuple[Ints, Tensor]]:
+        """Yields texts by their places, with the logits of their next tokens, until all texts have ended."""
 
     def close(self) -> None:
         self.engine.close()
 
 
-def _opened(plugin: EnginePlugin, subject: Subject, options: Any, work: Work) -> Any:
+def _for_steps(plugin: EnginePlugin, subject: Subject, options: Any, work: Work) -> Any:
     return plugin.open(subject, options, replace(work, path=work.path or DecodePath()))
 
 
 # ── Transformers ─────────────────────────────────────────────────────────────────────────────────────────────────────
 def open_transformers(plugin: EnginePlugin, subject: Subject, options: Any, work: Work, rules: DrawingRules) -> Writer:
-    return TransformersWriter(_opened(plugin, subject, options, work), end_tokens(subject), rules)
+    engine: TransformersEngine = _for_steps(plugin, subject, options, work)
+    return TransformersWriter(engine, engine.path.sequences, end_tokens(subject), rules)
 
 
-class TransformersWriter(BatchWriter):
+class TransformersWriter(StepWriter):
     engine: TransformersEngine
 
-    def _write(self, texts: TextsInProgress, tell: Tell) -> Iterator[int]:
+    def _steps(self, texts: TextsInProgress) -> Iterator[tuple[Ints, Tensor]]:
         from scoremode.engines.transformers import batches
 
-        prompts = [request.prompt for request in texts.asked]
+        prompts = texts.prompts
         reached = min(map(len, prompts))
         cache, places = self.engine.cache.empty(), np.arange(len(prompts))
         rows = self.engine.fed(np.stack([prompt[:reached] for prompt in prompts]), cache)
-        while len(places):
-            following = np.array([prompts[i][min(reached, len(prompts[i]) - 1)] for i in places], np.int32)
+        while True:
             ready = np.flatnonzero([reached >= len(prompts[i]) and not texts.ended[i] for i in places])
             if len(ready):
-                logits = self.engine.logits_of(rows[torch.from_numpy(ready).to(rows.device)])
-                following[ready] = texts.draw(places[ready], logits)
-                tell(len(ready))
-                yield from (int(i) for i in places[ready] if texts.ended[i])
+                yield places[ready], self.engine.logits_of(rows[torch.from_numpy(ready).to(rows.device)])
             left = np.flatnonzero(~texts.ended[places])
             if not len(left):
                 return
             if 2 * len(left) <= len(places) and self.engine.cache.name is None:
                 cache = batches.selected(cache, torch.from_numpy(left).to(rows.device))
-                places, following = places[left], following[left]
-            rows = self.engine.fed(following[:, None], cache)
+                places = places[left]
+            following = [prompts[i][reached] if reached < len(prompts[i]) else texts.last[i] for i in places]
+            rows = self.engine.fed(np.array(following, np.int32)[:, None], cache)
             reached += 1
 
     def account(self) -> list[str]:
@@ -190,27 +195,21 @@ class TransformersWriter(BatchWriter):
 
 # ── llama.cpp ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def open_llamacpp(plugin: EnginePlugin, subject: Subject, options: Any, work: Work, rules: DrawingRules) -> Writer:
-    engine = _opened(plugin, subject, options, work)
-    return LlamaCppWriter(engine, engine.end_tokens(), rules)
+    engine: LlamaCppEngine = _for_steps(plugin, subject, options, work)
+    return LlamaCppWriter(engine, engine.path.sequences, engine.end_tokens(), rules)
 
 
-class LlamaCppWriter(BatchWriter):
+class LlamaCppWriter(StepWriter):
     engine: LlamaCppEngine
 
-    def _write(self, texts: TextsInProgress, tell: Tell) -> Iterator[int]:
+    def _steps(self, texts: TextsInProgress) -> Iterator[tuple[Ints, Tensor]]:
         self.engine.clear()
-        prompts = [request.prompt for request in texts.asked]
-        for place, prompt in enumerate(prompts):
+        for place, prompt in enumerate(texts.prompts):
             self._read(place, prompt[:-1])
-        places = np.arange(len(prompts))
-        ids, positions = np.array([p[-1] for p in prompts]), np.array([len(p) - 1 for p in prompts])
-        while len(places):
-            logits = self.engine.feed(ids, positions, places, np.arange(len(places)))
-            ids = texts.draw(places, logits)
-            tell(len(places))
-            yield from (int(place) for place in places if texts.ended[place])
-            left = ~texts.ended[places]
-            places, ids, positions = places[left], ids[left], positions[left] + 1
+        positions = np.array([len(prompt) - 1 for prompt in texts.prompts])
+        while len(places := texts.unfinished):
+            yield places, self.engine.feed(texts.last[places], positions[places], places, np.arange(len(places)))
+            positions += 1
 
     def _read(self, place: int, prompt: Ids) -> None:
         step = self.engine.at_once
@@ -222,23 +221,15 @@ class LlamaCppWriter(BatchWriter):
 
 # ── tables ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def open_table(plugin: EnginePlugin, subject: Subject, options: Any, work: Work, rules: DrawingRules) -> Writer:
-    table: Any = plugin.open(subject, options, work)
-    return TableWriter(table, rules)
+    return TableWriter(plugin.open(subject, options, work), 0, frozenset(), rules)
 
 
-class TableWriter(Writer):
-    """Writes texts with a table, one after the other. A table has no end token."""
+class TableWriter(StepWriter):
+    """A table has no end token."""
 
-    def __init__(self, table: TableEngine, rules: DrawingRules) -> None:
-        self.table, self.rules, self.facts = table, rules, table.facts
-        self.ends = frozenset[int]()
+    engine: TableEngine
 
-    def write(self, requests: Sequence[WritingRequest], done: Bools, tell: Tell) -> Iterator[tuple[int, WrittenTokens]]:
-        for number in np.flatnonzero(~done).tolist():
-            text = TextsInProgress([requests[number]], self.rules, self.ends)
-            last = int(requests[number].prompt[-1])
-            while not text.ended[0]:
-                line = self.table.logprobs[last % len(self.table.logprobs)]
-                last = int(text.draw(np.zeros(1, np.int64), torch.from_numpy(line[None]))[0])
-                tell(1)
-            yield number, text.written(0)
+    def _steps(self, texts: TextsInProgress) -> Iterator[tuple[Ints, Tensor]]:
+        table = self.engine.logprobs
+        while len(places := texts.unfinished):
+            yield places, torch.from_numpy(table[texts.last[places] % len(table)])

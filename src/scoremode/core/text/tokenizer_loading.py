@@ -1,17 +1,11 @@
-"""The tokenizer of a folder, by the library ``tokenizers`` alone where that is enough: a plan then needs no torch.
-
-Many classes of Transformers change what tokenizer.json says. The file is read as it is only if Transformers wrote it
-for its general class, which takes it unchanged, beside settings that do not concern plain text.
-"""
+"""A folder with a tokenizer ─▶ Transformers' tokenizer. A file that would fill the memory is refused before that."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +13,9 @@ import msgspec
 
 from scoremode.core.hub import offline_if_unreachable
 from scoremode.core.reading import read_file
+from scoremode.core.strict_json import read_object
 from scoremode.errors import ModelError
 
-GENERAL_CLASS = "TokenizersBackend"
-NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
-WITHOUT_EFFECT = ("backend", "is_local", "local_files_only", "model_max_length", "tokenizer_class")  # on plain text
-MORE_FILES = ("added_tokens.json", "special_tokens_map.json")
 PARTS = (("normalizer", "pre_tokenizer", "post_processor"), ("decoder",))
 """Of a tokenizer.json: what may make a text longer on its way to tokens, and on the way back."""
 
@@ -32,8 +23,6 @@ LONGER = ("ByteLevel", "NFC", "NFD", "BertNormalizer", "Lowercase")
 GROWTH = {**dict.fromkeys(LONGER, 4), **dict.fromkeys(("NFKC", "NFKD", "Precompiled"), 18)}
 """How many characters a part makes of one, at most; those that are not listed make one."""
 MOST_GROWTH = 20_000  # the parts of XLNet's tokenizer have 9,000
-
-MOST_IDS = 100_000  # in larger vocabularies, Transformers repairs the patterns of some models
 
 
 @contextlib.contextmanager
@@ -53,13 +42,28 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def load_transformers(folder: str | Path, *, trust_remote_code: bool = False) -> Any:
-    from transformers import AutoTokenizer
-
+    """The tokenizer that ``AutoTokenizer`` makes of a folder, or of a name on the hub."""
     try:
         with quiet_transformers(), contextlib.nullcontext() if Path(folder).is_dir() else offline_if_unreachable():
+            if not trust_remote_code and _has_general_class(Path(folder)):
+                from transformers import TokenizersBackend
+
+                return TokenizersBackend.from_pretrained(str(folder))
+            from transformers import AutoTokenizer
+
             return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
     except Exception as error:
         raise unusable(folder, error) from None
+
+
+def _has_general_class(folder: Path) -> bool:
+    """Would ``AutoTokenizer`` choose the general class? To ask it takes seconds, because it imports torch."""
+    try:
+        settings, model = (read_object(folder / name) for name in ("tokenizer_config.json", "config.json"))
+    except (OSError, ValueError):  # Transformers says what is wrong
+        return False
+    is_general_class = settings.get("tokenizer_class") == "TokenizersBackend" and "auto_map" not in settings
+    return is_general_class and model.get("model_type") == "llama"  # of other types, the class may be replaced
 
 
 def is_general(tokenizer: Any) -> bool:
@@ -110,57 +114,3 @@ def _most_written(pattern: dict[str, Any], content: str) -> float:
     with contextlib.suppress(re.error):  # the library knows more patterns than Python
         return len(content) + (1 if re.match(str(pattern.get("Regex")), "") else 0)
     return 1 + len(content)
-
-
-class TokenizerFile:
-    """The parts of a tokenizer that plain text needs, with the same names as in Transformers."""
-
-    is_fast = True
-
-    def __init__(self, folder: Path, backend: Any, bos: int | None, eos: int | None, special: list[int]) -> None:
-        self.folder, self.backend_tokenizer = folder, backend
-        self.bos_token_id, self.eos_token_id, self.all_special_ids = bos, eos, special
-
-    @staticmethod
-    def of(folder: Path) -> TokenizerFile | None:
-        """The tokenizer of a folder; None if Transformers must load it, because it may change or refuse the file."""
-        try:
-            about, model = (json.loads(read_file(folder / name)) for name in ("tokenizer_config.json", "config.json"))
-            special_tokens = {name: about.get(name) for name in NAMED}
-            general = about["tokenizer_class"] == GENERAL_CLASS and model["model_type"] == "llama"
-            if (
-                not general
-                or not isinstance(about.get("model_max_length", 0), int | float)
-                or set(about) - set(NAMED + WITHOUT_EFFECT)
-                or any((folder / n).exists() for n in MORE_FILES)
-            ):
-                return None
-            return TokenizerFile._as_it_is(folder, special_tokens)
-        except Exception:  # the library raises a plain Exception for a damaged file
-            return None
-
-    @staticmethod
-    def _as_it_is(folder: Path, special_tokens: Mapping[str, str | None]) -> TokenizerFile | None:
-        from tokenizers import Tokenizer
-
-        backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        ids = {name: backend.token_to_id(token) for name, token in special_tokens.items() if token is not None}
-        if backend.get_vocab_size() > MOST_IDS or set(ids.values()) - backend.get_added_tokens_decoder().keys():
-            return None
-        special = [token for token in dict.fromkeys(ids.values()) if token is not None]
-        return TokenizerFile(folder, backend, ids.get("bos_token"), ids.get("eos_token"), special)
-
-    @cached_property
-    def transformers(self) -> Any:
-        """The tokenizer of Transformers, for chat templates and for engines that want it."""
-        return load_transformers(self.folder)
-
-    def decode(self, ids: list[int], *, skip_special_tokens: bool, **_: bool) -> str:
-        return str(self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
-
-    def __call__(
-        self, texts: Sequence[str], *, add_special_tokens: bool, return_offsets_mapping: bool = False, **_: bool
-    ) -> dict[str, list[Any]]:
-        encodings = self.backend_tokenizer.encode_batch(list(texts), add_special_tokens=add_special_tokens)
-        batch = {"input_ids": [encoding.ids for encoding in encodings]}
-        return batch | {"offset_mapping": [e.offsets for e in encodings]} if return_offsets_mapping else batch

@@ -1,4 +1,4 @@
-"""A tokenizer.json without Transformers gives what Transformers gives, or is not taken."""
+"""Folders with a tokenizer: what Transformers makes of them, and files of strangers that are refused."""
 
 from __future__ import annotations
 
@@ -8,76 +8,52 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 from scoremode.core.models.facts import resolve
-from scoremode.core.text.files import Message
-from scoremode.core.text.tokenizer import PROBE, HuggingFaceTokenizer, encode_many, ids_with_specials
-from scoremode.core.text.tokenizer_file import TokenizerFile, load_transformers, require_bounded
+from scoremode.core.text.tokenizer import HuggingFaceTokenizer
+from scoremode.core.text.tokenizer_loading import require_bounded
 from scoremode.errors import ModelError
-from tests.core.text.tokenizers_at_hand import KINDS, text_to_train_on
+from tests.core.text.tokenizers_at_hand import KINDS
 
-TEXTS = [
-    *(PROBE, "", " ", "  two  spaces ", "\r\n\t\n x", "<s> and </s> in <|im_start|> a text"),
-    "東京 2024年 नमस्ते 안녕 e\u0301 \ufeff👩‍🔬 \U0001f9ff\ufffd",
-    *text_to_train_on()[::40],
-]
+CLASS = {"tokenizer_class": "LlamaTokenizer"}
 
 
-@pytest.fixture(params=["tiny", "tiny_bos", "smollm2-135m"])
-def folder(request: pytest.FixtureRequest) -> Path:
-    return resolve(request.param) if "-" in request.param else request.getfixturevalue(request.param)
+def everything(tokenizer: Any) -> tuple[Any, ...]:
+    return type(tokenizer), repr(tokenizer), tokenizer.chat_template, tokenizer.backend_tokenizer.to_str()
 
 
-def test_everything_is_as_by_transformers(folder: Path) -> None:
-    alone = TokenizerFile.of(folder)
-    assert alone is not None
-    ours, theirs = HuggingFaceTokenizer(alone, "ours"), HuggingFaceTokenizer(load_transformers(folder), "theirs")
-    _require_same(ours, theirs)
-    chat: list[Message] = [{"role": "user", "content": "Hi"}]
-    assert ours.render_chat(chat, open_turn=True) == theirs.render_chat(chat, open_turn=True)
-
-
-def _require_same(ours: HuggingFaceTokenizer, theirs: HuggingFaceTokenizer) -> None:
-    assert ours.facts == theirs.facts
-    assert ours.pieces() == theirs.pieces()
-    every = range(ours.facts.size + 3)
-    assert [*map(ours.token_text, every)] == [*map(theirs.token_text, every)]
-    for text in TEXTS:
-        for special in (False, True):
-            one, other = ours.encode(text, special=special), theirs.encode(text, special=special)
-            for name in ("ids", "char_start", "char_end", "touches"):
-                assert np.array_equal(getattr(one, name), getattr(other, name)), name
-            assert ours.decode(one.ids.tolist()) == theirs.decode(other.ids.tolist())
-    assert np.array_equal(encode_many(ours, TEXTS).ids, encode_many(theirs, TEXTS).ids)
-    assert ids_with_specials(ours, TEXTS) == ids_with_specials(theirs, TEXTS)
+@pytest.mark.parametrize("name", ["tiny", "tiny_bos", "smollm2-135m"])
+def test_the_shortcut_gives_the_tokenizer_that_transformers_chooses(name: str, request: pytest.FixtureRequest) -> None:
+    folder = resolve(name) if "-" in name else request.getfixturevalue(name)
+    ours, theirs = HuggingFaceTokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
+    assert everything(ours.hf) == everything(theirs)
+    assert ours.facts == HuggingFaceTokenizer(theirs, "theirs").facts
 
 
 @pytest.mark.parametrize(
     ("file", "change"),
     [
-        ("tokenizer_config.json", {"tokenizer_class": "LlamaTokenizer"}),
-        ("tokenizer_config.json", {"add_bos_token": True}),
-        ("tokenizer_config.json", {"eos_token": "not an added token"}),
+        *(("tokenizer_config.json", change) for change in (CLASS, {"add_bos_token": True}, {"eos_token": "new"})),
         ("config.json", {"model_type": "qwen2"}),
-        ("added_tokens.json", {}),
+        ("config.json", {"model_type": "mistral", "transformers_version": "4.57.0"}),
+        ("added_tokens.json", {"<more>": 600}),
     ],
 )
-def test_what_transformers_may_change_is_left_to_it(
-    file: str, change: dict[str, Any], tiny: Path, tmp_path: Path
-) -> None:
+def test_no_setting_of_a_folder_is_overlooked(file: str, change: dict[str, Any], tiny: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny, tmp_path / "changed"))
-    assert TokenizerFile.of(folder) is not None
-    known = json.loads((folder / file).read_bytes()) if (folder / file).exists() else {}
-    (folder / file).write_text(json.dumps(known | change))
-    assert TokenizerFile.of(folder) is None
+    before = json.loads((folder / file).read_bytes()) if (folder / file).exists() else {}
+    (folder / file).write_text(json.dumps(before | change))
+    assert everything(HuggingFaceTokenizer.load(folder).hf) == everything(AutoTokenizer.from_pretrained(folder))
 
 
-def test_a_damaged_file_is_left_to_transformers_which_says_so(tiny: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_damaged_file_is_named_with_its_folder(file: str, tiny: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny, tmp_path / "damaged"))
-    (folder / "tokenizer.json").write_text("{")
-    assert TokenizerFile.of(folder) is None
+    (folder / file).write_text("{")
+    with pytest.raises(ModelError, match=f"the tokenizer in {folder} could not be loaded"):
+        HuggingFaceTokenizer.load(folder)
 
 
 # ── files of strangers ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -122,13 +122,3 @@ def test_any_flipped_bytes_are_a_request_or_a_refusal(flips: list[tuple[int, int
     except InputError:
         return
     assert len(found.windows) == len(example().windows)
-
-
-@pytest.mark.parametrize("vocabulary", ["0", "-1", "true", "false", "3.0", "1e3", "null", '"3"', "[3]", "1" + "0" * 30])
-def test_a_vocabulary_is_a_number_from_1_on(vocabulary: str) -> None:
-    from scoremode.remote.service.requests import asked_in_json
-
-    with pytest.raises(InputError):
-        asked_in_json(f'{{"windows": [{{"ids": [1, 2]}}], "vocabulary": {vocabulary}}}'.encode())
-    assert asked_in_json(b'{"windows": [{"ids": [1, 2]}], "vocabulary": 3}').vocabulary == 3
-    assert asked_in_json(b'{"windows": [{"ids": [1, 2]}]}').vocabulary == 0, "all ids count"

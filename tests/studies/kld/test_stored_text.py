@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from scoremode.core.text.documents import Document
 from scoremode.core.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer
-from scoremode.core.text.tokens import text_of_ids, tokenize
+from scoremode.core.text.tokens import tokenize
+from scoremode.studies.kld.stored_text import text_of_ids
 
 TEXT = "A naïve café — 東京 👩‍🔬 costs 12345 ¥.\n\nThe quick brown fox; and <s> is no token here. " * 3
 
@@ -64,10 +64,3 @@ def test_ids_that_the_tokenizer_lacks_have_no_text() -> None:
     _, (document,), tokens = text_of_ids(np.array([97, 300, 98], np.int32), ByteTokenizer(), "stored")
     assert document.text == "ab"
     assert tokens.byte_len.tolist() == [1, 0, 1]
-
-
-@pytest.mark.parametrize("text", ["", "x"])
-def test_short_texts(text: str) -> None:
-    ids = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
-    (document,) = text_of_ids(ids, ByteTokenizer(), "stored")[1]
-    assert document.text == text
