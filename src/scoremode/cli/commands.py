@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from functools import cache
 
 from scoremode import errors
-from scoremode.cli.help import add_help_flags, overview
-from scoremode.cli.parser import BAD_INPUT, MOST_REPEATED, Parser, in_our_words
+from scoremode.cli.parser import BAD_INPUT, MOST_REPEATED, Parser, add_help_flags, in_our_words, overview
 from scoremode.console import signals, streams
 from scoremode.console.verb import Verb
 from scoremode.core import extensions
-from scoremode.core.extensions import Command, FormatOffer, offered
+from scoremode.core.extensions import FormatOffer, VerbEntry, offered
 from scoremode.core.reading import text_waits
 from scoremode.errors import ScoremodeError, did_you_mean, harmless, print_line
 from scoremode.version import __version__
@@ -33,34 +32,38 @@ def _or_page() -> str:
     return " or as one HTML page" if "report" in extensions.public_names() else ""
 
 
-GROUPS: dict[str, dict[str, Command]] = {
+GROUPS: dict[str, dict[str, VerbEntry]] = {
     "score one model": {
-        "ppl": Command("perplexity of a text by a named method", "cli.scoring_verbs:PplVerb"),
-        "prob": Command("probability of targets after a prompt", "cli.scoring_verbs:ProbVerb"),
-        "plan": Command("a dry run: windows, targets, work and memory; loads no weights", "cli.scoring_verbs:PlanVerb"),
+        "ppl": VerbEntry("perplexity of a text by a named method", "cli.scoring_verbs:PplVerb"),
+        "prob": VerbEntry("probability of targets after a prompt", "cli.scoring_verbs:ProbVerb"),
+        "plan": VerbEntry(
+            "a dry run: windows, targets, work and memory; loads no weights", "cli.scoring_verbs:PlanVerb"
+        ),
     },
     "compare models": {
-        "compare": Command(
+        "compare": VerbEntry(
             "what changed between a baseline and its candidates, with error bars", "cli.comparing_verbs:CompareVerb"
         ),
-        "reference": Command(
+        "reference": VerbEntry(
             "score a text with a baseline and keep its hidden states for comparisons", "cli.scoring_verbs:ReferenceVerb"
         ),
     },
     "results": {
-        "report": Command(
+        "report": VerbEntry(
             f"{' or '.join(['runs that were kept with --out', *_reported()])}, in the terminal{_or_page()}",
             "cli.comparing_verbs:ReportVerb",
         ),
-        "card": Command("comparisons for a model card, in the dialects of publishers", "cli.comparing_verbs:CardVerb"),
-        "cache": Command(
+        "card": VerbEntry(
+            "comparisons for a model card, in the dialects of publishers", "cli.comparing_verbs:CardVerb"
+        ),
+        "cache": VerbEntry(
             "what is kept in the cache folder; scoremode cache prune removes from it", "cli.listing_verbs:CacheVerb"
         ),
     },
     "with other programs": {},
     "this installation": {
-        "info": Command("versions, devices, engines and methods of this installation", "cli.listing_verbs:InfoVerb"),
-        "completion": Command(
+        "info": VerbEntry("versions, devices, engines and methods of this installation", "cli.listing_verbs:InfoVerb"),
+        "completion": VerbEntry(
             "print the script for tab completion in bash, zsh or fish", "cli.completion:CompletionVerb"
         ),
     },

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 
 class Verb:
-    """A command of the command line: its help, its flags, and its work; its ``Command`` has its line of help."""
+    """A command of the command line: its help, its flags, and its work; its ``VerbEntry`` has its line of help."""
 
     epilog: str | None = None
     examples: tuple[str, ...] = ()  # two, or one where there is nothing else to show

@@ -418,7 +418,7 @@ class NamesOffer(Offer[ModelNames]):
 
 # ── a wing ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True)
-class Command:
+class VerbEntry:
     """A verb of the command line: its line in the help of scoremode, and the address of its ``Verb``."""
 
     summary: str
@@ -440,7 +440,7 @@ class Wing:
     names: Mapping[str, str] = field(default_factory=dict)
     """Public names of scoremode, each with its module."""
 
-    verbs: Mapping[str, Mapping[str, Command]] = field(default_factory=dict)
+    verbs: Mapping[str, Mapping[str, VerbEntry]] = field(default_factory=dict)
     """Commands in groups of the help."""
 
     abilities: Mapping[tuple[str, str], str] = field(default_factory=dict)
@@ -488,9 +488,9 @@ def public_names() -> dict[str, str]:
     return {name: module for wing in wings() for name, module in wing.names.items()}
 
 
-def verbs() -> dict[str, dict[str, Command]]:
+def verbs() -> dict[str, dict[str, VerbEntry]]:
     """Commands of wings in groups."""
-    groups: dict[str, dict[str, Command]] = {}
+    groups: dict[str, dict[str, VerbEntry]] = {}
     for wing in wings():
         for group, commands in wing.verbs.items():
             groups.setdefault(group, {}).update(commands)

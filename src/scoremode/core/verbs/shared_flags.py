@@ -17,7 +17,7 @@ from scoremode.core.extensions import ReplicasOffer, TextOffer, offered
 from scoremode.core.verbs import engine_options
 from scoremode.errors import in_python, listed
 
-MODEL: Flags = {"model MODEL": "a checkpoint folder, a name on the Hugging Face hub, or smollm2-135m"}
+MODEL: Flags = {"model MODEL": "a checkpoint folder, a name on the Hugging Face hub, smollm2-135m"}
 TEXT: Flags = {
     "--corpus TEXT …": "wikitext2, wikitext2:FILE, python-docs, a file (.txt .md .jsonl .parquet), folder, pattern, "
     f"{''.join(f'{text.prefix}{text.value}, ' for text in offered(TextOffer))}- for stdin",
@@ -57,7 +57,7 @@ for _spread in offered(ReplicasOffer):
 def model_flag() -> Flags:
     """``MODEL``, with what the engines take that are here."""
     names = [plugin.models for plugin in known_engines().values() if plugin.models]
-    return {flag: f"{about}; {listed(names, 'or')}" if names else about for flag, about in MODEL.items()}
+    return {flag: listed([about, *names], "or") for flag, about in MODEL.items()}
 
 
 def name_of(flag: str) -> str:

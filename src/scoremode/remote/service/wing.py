@@ -1,12 +1,14 @@
 """What the service hands over to the house."""
 
-from scoremode.core.extensions import Command, Wing
+from scoremode.core.extensions import VerbEntry, Wing
 
 WING = Wing(
     names={"serve": "remote.service.command"},
     verbs={
         "with other programs": {
-            "serve": Command("load a model once, and answer many clients over HTTP", "remote.service.command:ServeVerb")
+            "serve": VerbEntry(
+                "load a model once, and answer many clients over HTTP", "remote.service.command:ServeVerb"
+            )
         }
     },
     needs=("engines/vllm",),

@@ -1,6 +1,6 @@
 """What attributions hand over to the house."""
 
-from scoremode.core.extensions import CacheFiles, Command, PageOffer, Wing
+from scoremode.core.extensions import CacheFiles, PageOffer, VerbEntry, Wing
 
 HERE = "studies.attribution"
 
@@ -15,7 +15,7 @@ WING = Wing(
     },
     verbs={
         "compare models": {
-            "attribute": Command(
+            "attribute": VerbEntry(
                 "which layers and matrices of a candidate do the damage", f"{HERE}.command:AttributeVerb"
             )
         }

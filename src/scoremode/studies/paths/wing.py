@@ -1,6 +1,6 @@
 """What paths hand over to the house."""
 
-from scoremode.core.extensions import Command, Wing
+from scoremode.core.extensions import VerbEntry, Wing
 
 HERE = "studies.paths"
 
@@ -8,7 +8,7 @@ WING = Wing(
     names={"paths": f"{HERE}.paths", "noise": f"{HERE}.noise", "Noise": f"{HERE}.noise"},
     verbs={
         "compare models": {
-            "paths": Command(
+            "paths": VerbEntry(
                 "a model against itself: fed in other ways, or computed in other settings", f"{HERE}.command:PathsVerb"
             )
         }

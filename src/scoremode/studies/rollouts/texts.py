@@ -79,7 +79,7 @@ class Rollouts:
     def open(folder: str | os.PathLike[str]) -> Rollouts:
         """Reads a folder of ``scoremode rollouts``; RunError if it is not one, is not finished, or was changed."""
         path = require_folder(folder)
-        manifest = read_sealed(path / ROLLOUTS, ManifestForm, format=FORMAT, fix=AGAIN)
+        manifest = read_sealed(path / ROLLOUTS, RolloutsManifest, format=FORMAT, fix=AGAIN)
         if file_sha256(path / TEXTS) != manifest["texts_sha256"]:
             raise RunError(f"{path / TEXTS} was changed after it was written", fix=AGAIN)
         try:
@@ -156,7 +156,7 @@ class Rollouts:
 COLUMNS = tuple(field.name for field in fields(Rollouts) if field.name not in ("manifest", "path"))
 
 
-class ManifestForm(msgspec.Struct):
+class RolloutsManifest(msgspec.Struct):
     """The fields of rollouts.json that are used."""
 
     format: Literal[1]
@@ -285,7 +285,7 @@ class RolloutsFolder(Resumable[Rollouts]):
     what, other = "a folder of rollouts", "other rollouts (they differ in: {})"
     replace = "give another --out, or --fresh to replace them"
     again = "write them again with --fresh"
-    manifest, form, format = ROLLOUTS, ManifestForm, FORMAT
+    manifest, form, format = ROLLOUTS, RolloutsManifest, FORMAT
     journal, header = PARTIAL_TEXTS, {"for": "rollouts"}
 
     def _data(self) -> dict[str, Mark]:

@@ -1,6 +1,6 @@
 """What rollouts hand over to the house."""
 
-from scoremode.core.extensions import Command, PageOffer, PartOffer, TextOffer, Wing
+from scoremode.core.extensions import PageOffer, PartOffer, TextOffer, VerbEntry, Wing
 
 HERE = "studies.rollouts"
 
@@ -13,7 +13,7 @@ WING = Wing(
     },
     verbs={
         "score one model": {
-            "rollouts": Command(
+            "rollouts": VerbEntry(
                 "texts that a model writes, and how likely each token was", f"{HERE}.command:RolloutsVerb"
             )
         }

@@ -16,7 +16,7 @@ from scoremode.core.typed import typed
 from scoremode.errors import InputError, OptionError, did_you_mean
 from scoremode.reports import gate
 from scoremode.reports.text import too_few
-from scoremode.studies.tasks.logs import AGAIN, MEANS, LoggedModel, LoggedTask, Results, TaskDocument
+from scoremode.studies.tasks.logs import AGAIN, MEANS, LoggedModel, LoggedResults, LoggedTask, TaskDocument
 from scoremode.studies.tasks.statistics import FIELDS, Pair, PairedTask, Parts, row_statistics
 from scoremode.values import Floats, rounded
 
@@ -251,7 +251,7 @@ def _gives_aggregates(name: str, weights: Mapping[str, float], sides: Sequence[L
     """Do these weights give the aggregates that lm-eval printed for the group?"""
     agree = list[bool]()
     for side in sides:
-        results = side.results.get(next(iter(weights)), Results())
+        results = side.results.get(next(iter(weights)), LoggedResults())
         each = {task: results.aggregates(task) for task in weights}
         for metric, value in results.aggregates(name).items():
             if all(metric in aggregates for aggregates in each.values()):

@@ -1,6 +1,6 @@
 """What tasks hand over to the house."""
 
-from scoremode.core.extensions import Command, PageOffer, Wing
+from scoremode.core.extensions import PageOffer, VerbEntry, Wing
 
 HERE = "studies.tasks"
 
@@ -12,12 +12,12 @@ WING = Wing(
     },
     verbs={
         "compare models": {
-            "tasks": Command(
+            "tasks": VerbEntry(
                 "candidates against a baseline on tasks, from what lm-eval logged", f"{HERE}.command:TasksVerb"
             )
         },
         "with other programs": {
-            "lm-eval": Command(
+            "lm-eval": VerbEntry(
                 "lm-evaluation-harness's own command line, with its tasks scored by any engine here",
                 f"{HERE}.lm_eval_command:LmEvalVerb",
             )
