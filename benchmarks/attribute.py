@@ -87,6 +87,7 @@ def plan_of(ids: Any) -> Any:
 def measure(shape: dict[str, Any], device: str) -> None:
     import torch
 
+    from scoremode.engines.transformers.choices import TransformersOptions
     from scoremode.studies.attribution.engines.transformers_swaps import SwappableModel
     from scoremode.studies.attribution.result import Cells
     from scoremode.studies.attribution.swap_loop import Candidate, SwapMeasurement
@@ -105,11 +106,11 @@ def measure(shape: dict[str, Any], device: str) -> None:
     one_pass = min(timed(lambda: score_all(engine, windows))[0] for _ in range(3))
     print(f"one scoring pass {one_pass:.3f} s")
     with SwappableModel(engine) as swaps:
-        held, config = swaps.parameters, swaps.model.config.to_dict()
+        held, options = swaps.parameters, TransformersOptions()
         shapes = {name: tuple(p.shape) for name, p in held.items()}
         own = {n: StoredWeight(n, shapes[n], 8 * p.element_size(), str(p.dtype)) for n, p in held.items()}
         made = open_weights(
-            "rtn:4:32", shapes, config=config, read_baseline=lambda name: held[name].data, baseline_stored=own
+            "rtn:4:32", shapes, read_baseline=swaps.own_weight, baseline_stored=own, model_type="", options=options
         )
         candidate = Candidate("rtn:4:32", "", made)
         units = [

@@ -62,8 +62,7 @@ class Replayed(Against):
         from scoremode.engines.vllm.decode import VllmDecodeEngine
         from scoremode.engines.vllm.support import LaunchArguments
 
-        named = {k: arguments.pop(k) for k in list(arguments) if k in LaunchArguments.__slots__}
-        taken = LaunchArguments(**named, head=head, path=DecodePath(sequences), extra=arguments)
+        taken = LaunchArguments.named(arguments, head=head, path=DecodePath(sequences))
         self.engine = VllmDecodeEngine(model, taken)
         self.llm = self.engine.llm
         say(f"head: {self.engine.facts.head}; {self.engine.facts.settings}")

@@ -95,10 +95,9 @@ def child_ours(job: Job, ids: list[list[int]], vocabulary: int) -> Arrays:
     from scoremode.engines.vllm.engine import VllmEngine
     from scoremode.engines.vllm.support import LaunchArguments
 
-    named = {k: v for k, v in job.options.items() if k in LaunchArguments.__slots__}
-    extra = {k: v for k, v in job.options.items() if k not in named} | {"worker_extension_cls": PROBE}
+    arguments = LaunchArguments.named({**job.options, "worker_extension_cls": PROBE})
     windows = windows_of(ids, vocabulary)
-    with VllmEngine(job.model, LaunchArguments(**named, extra=extra)) as engine:
+    with VllmEngine(job.model, arguments) as engine:
         engine.llm.collective_rpc("scoremode_witness_begin")
         alone = [score_all(engine, WindowList((w,)))[0] for w in windows]
         passes = np.array(engine.llm.collective_rpc("scoremode_witness_end")[0])
@@ -116,10 +115,9 @@ def child_decode(job: Job, ids: list[list[int]], vocabulary: int) -> Arrays:
     from scoremode.engines.vllm.decode import VllmDecodeEngine
     from scoremode.engines.vllm.support import LaunchArguments
 
-    named = {k: v for k, v in job.options.items() if k in LaunchArguments.__slots__}
-    extra = {k: v for k, v in job.options.items() if k not in named}
     windows = windows_of(ids, vocabulary)
-    with VllmDecodeEngine(job.model, LaunchArguments(**named, path=DecodePath(len(windows)), extra=extra)) as engine:
+    arguments = LaunchArguments.named(job.options, path=DecodePath(len(windows)))
+    with VllmDecodeEngine(job.model, arguments) as engine:
         core, said = engine.llm.llm_engine, dict[str, Any]()
         step = core.step
 
@@ -129,11 +127,11 @@ def child_decode(job: Job, ids: list[list[int]], vocabulary: int) -> Arrays:
             return outputs
 
         core.step = watched
-        if named.get("head") == "as-served":
+        if job.options.get("head") == "as-served":
             vllm.SamplingParams = partial(vllm.SamplingParams, logprobs=0)
         found = together(score_all(engine, WindowList(tuple(windows))))
         found["runner"] = np.array(json.dumps(engine.facts.settings))
-    if named.get("head") == "as-served":
+    if job.options.get("head") == "as-served":
         in_order = [said[name] for name in sorted(said, key=lambda name: int(name.rpartition("-")[2]))]
         # the last token of a text is not forced, so vLLM says nothing of it
         found["theirs"] = np.array([own[i][token].logprob for own, i, token in forced_tokens(in_order, windows)])

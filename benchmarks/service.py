@@ -76,8 +76,7 @@ def be_engine(asked: argparse.Namespace) -> None:
 
     extra: dict[str, Any] = {} if asked.model else {"load_format": "dummy"}
     extra |= {name.replace("-", "_"): _value(value) for name, value in _flags(asked)}
-    own = {n: extra.pop(n) for n in ("max_num_batched_tokens", "gpu_memory_utilization", "enforce_eager") if n in extra}
-    arguments = LaunchArguments(head=asked.head, dtype=asked.dtype, max_model_len=asked.context, extra=extra, **own)
+    arguments = LaunchArguments.named(extra, head=asked.head, dtype=asked.dtype, max_model_len=asked.context)
     with VllmEngine(asked.model or asked.folder, arguments) as engine:
         assert engine.facts.vocabulary is not None
         windows = make_windows(engine.facts.vocabulary, asked.context, asked.windows)

@@ -121,8 +121,7 @@ class Ours(Contender):
         from scoremode.engines.vllm.engine import VllmEngine
         from scoremode.engines.vllm.support import LaunchArguments
 
-        named = {k: arguments.pop(k) for k in list(arguments) if k in LaunchArguments.__slots__}
-        self.engine = VllmEngine(model, LaunchArguments(**named, extra=arguments))
+        self.engine = VllmEngine(model, LaunchArguments.named(arguments))
         self.llm = self.engine.llm
         say(f"head: {self.engine.facts.head}")
 

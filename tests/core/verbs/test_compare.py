@@ -21,7 +21,7 @@ from scoremode.core.store import runs
 from scoremode.core.verbs.compare import compare, score_in_turn
 from scoremode.core.verbs.ppl import ppl
 from scoremode.core.verbs.reference import reference
-from scoremode.engines.transformers.engine import TransformersEngine
+from scoremode.engines.transformers.model import CausalModel
 from scoremode.errors import CorpusError, EngineError, InputError, ModelError, RunError, StorageError
 from scoremode.head.divergence import define_divergence
 from tests.command_line import Command
@@ -233,14 +233,14 @@ class Fed:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.tokens: dict[str, int] = {}
-        honest = TransformersEngine._hidden
+        honest = CausalModel.hidden
 
-        def counted(engine: TransformersEngine, ids: torch.Tensor, cache: Any = None) -> torch.Tensor:
-            name = Path(engine.model.config._name_or_path).name
+        def counted(model: CausalModel, ids: torch.Tensor, cache: Any = None) -> torch.Tensor:
+            name = Path(model.whole.config._name_or_path).name
             self.tokens[name] = self.tokens.get(name, 0) + ids.numel()
-            return honest(engine, ids, cache)
+            return honest(model, ids, cache)
 
-        monkeypatch.setattr(TransformersEngine, "_hidden", counted)
+        monkeypatch.setattr(CausalModel, "hidden", counted)
 
 
 def test_two_models_take_one_pass_each(

@@ -251,7 +251,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         status, value = self._value(asked or {}, served, path)
         is_spoiled = trouble is not None and not trouble.startswith("sleep") and path == "/v1/completions"
-        self._send(status, _spoiled(value, str(trouble)) if status == 200 and is_spoiled else value)
+        self._send(status, spoiled(value, str(trouble)) if status == 200 and is_spoiled else value)
 
     def _value(self, asked: dict[str, Any], served: SmallServer, path: str) -> tuple[int, Any]:
         if path == "/v1/completions":
@@ -315,12 +315,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
-def _spoiled(value: dict[str, Any], trouble: str) -> dict[str, Any]:
+def spoiled(value: dict[str, Any], trouble: str) -> dict[str, Any]:
     """An answer with one thing wrong about it."""
     choice = value["choices"][0]
     listed = choice["prompt_logprobs"]
     own = next(iter(listed[-1].values()))
-    numbers = {"nan": float("nan"), "infinity": float("inf"), "text": "-1.0", "true": True, "positive": 3.5}
+    numbers = {"nan": float("nan"), "text": "-1.0", "true": True, "positive": 3.5}
     fields = {"choices": ("choices", []), "list": ("choices", "x"), "other-model": ("model", "another")}
     fields["other-fingerprint"] = ("system_fingerprint", "another")
     lists = {"short": listed[:-1], "long": [*listed, listed[-1]], "shifted": [*listed[1:], None]}

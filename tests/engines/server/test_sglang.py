@@ -24,6 +24,8 @@ from scoremode.core.scores.answers import WindowList
 from scoremode.engines.server import link
 from scoremode.engines.server.engine import ServerEngine
 from scoremode.engines.server.forms import FORMS, WrongAnswerError
+from scoremode.engines.server.served import ServerFacts
+from scoremode.engines.server.subject import ServedSubject
 from scoremode.errors import EngineError
 from tests.conftest import DATA
 from tests.engines.server.small_server import SmallServer
@@ -55,18 +57,24 @@ def test_scores_are_those_of_the_table_and_the_run_says_what_served_them(served:
     assert {path for path, _ in served.requests if path.startswith("/generate")} == {"/generate"}
 
 
-def test_a_server_that_is_started_again_otherwise_is_another_one(served: SmallServer) -> None:
-    first = ask(served).manifest["engine_settings"]["settings"]
-    served.more["/server_info"]["tp_size"] = 1
-    assert ask(served).manifest["engine_settings"]["settings"] == {**first, "tp_size": 1}
-
-
 @pytest.mark.parametrize("info", [None, [1], {"version": "0.5.16"}])
 def test_a_server_that_does_not_say_its_dtype(served: SmallServer, info: Any) -> None:
     served.more = {"/server_info": info}
-    assert "the server does not say its dtype" in ask(served).manifest["notes"]
-    served.more = {"/get_server_info": {**INFO, "torchao_config": "int4wo-128"}}  # its name in older versions
-    assert ask(served).manifest["engine_settings"]["settings"]["torchao_config"] == "int4wo-128"
+    assert facts_of(served).notes == ("the server does not say its dtype",)
+
+
+def test_settings_that_may_move_numbers_are_part_of_what_a_run_is(served: SmallServer) -> None:
+    served.more = {
+        "/get_server_info": {**INFO, "tp_size": 1, "torchao_config": "int4wo-128"}
+    }  # an older version's name
+    settings = {"dtype": "bfloat16", "enable_fp32_lm_head": False, "tp_size": 1, "torchao_config": "int4wo-128"}
+    assert facts_of(served).facts()["settings"] == settings
+
+
+def facts_of(server: SmallServer) -> ServerFacts:
+    subject = choose("small", server.address).subject
+    assert isinstance(subject, ServedSubject)
+    return subject.served
 
 
 def test_windows_of_a_real_one_are_those_of_transformers(stories: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -20,9 +19,11 @@ from scoremode.core.text.tokenizer import ByteTokenizer
 from scoremode.core.verbs.model import LazyModel
 from scoremode.engines.server import link
 from scoremode.engines.server.engine import AHEAD
+from scoremode.engines.server.forms import FORMS, WrongAnswerError
+from scoremode.engines.server.link import Link
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, MethodError, ModelError, OptionError, ScoremodeError
-from tests.engines.server.small_server import OPENED, SmallServer, sharp_logits
+from tests.engines.server.small_server import OPENED, SmallServer, sharp_logits, spoiled
 
 TEXT = "Every byte is a token — naïve, 東京, 👩‍🔬. " * 24
 QUESTION: dict[str, Any] = {"text": TEXT, "context_length": 100, "patience": 20}
@@ -120,18 +121,14 @@ def test_a_session_asks_again_and_sees_another_server(served: SmallServer) -> No
             model.ppl(text=TEXT, context_length=100, fresh=True)
 
 
-def test_the_address_is_not_part_of_a_run(served: SmallServer) -> None:
-    first = ask(served)
+def test_the_address_is_not_part_of_a_run_and_the_root_may_be_named_instead(served: SmallServer) -> None:
+    first = sm.ppl("org/small", engine=served.address, fresh=True, **QUESTION)
     with SmallServer() as elsewhere:
         again = sm.ppl("small", engine=elsewhere.address + "/v1/", **QUESTION)
         assert again.cached
         assert again.path == first.path
         elsewhere.version = "1.1"
         assert not sm.ppl("small", engine=elsewhere.address, **QUESTION).cached
-
-
-def test_the_root_may_be_named_instead(served: SmallServer) -> None:
-    assert_exact(sm.ppl("org/small", engine=served.address, fresh=True, **QUESTION), served)
 
 
 # ── bounds ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -204,17 +201,31 @@ def test_a_server_that_is_too_slow_is_asked_again(served: SmallServer) -> None:
 @pytest.mark.parametrize(
     ("trouble", "says"),
     [
-        ("short", "positions for"),
-        ("long", "positions for"),
+        ("short", "31 positions for 32 tokens"),
+        ("long", "33 positions for 32 tokens"),
         ("wrong-id", "not about the token that was sent"),
         ("shifted", "the first token has a score"),
-        ("nan", "does not answer as an inference server"),
-        ("infinity", "does not answer as an inference server"),
         ("text", "Expected `float`, got `str`"),
         ("true", "Expected `float`, got `bool`"),
-        ("positive", "--logprobs-mode raw_logprobs"),
+        ("positive", "it gives 3.5 as a log-probability"),
         ("choices", "another form"),
         ("list", "another form"),
+    ],
+)
+def test_an_answer_that_does_not_fit_is_refused(trouble: str, says: str) -> None:
+    ids, link = list(range(32)), Link("http://h", None, timeout=1, patience=0)
+    _, honest = SmallServer().complete({"model": "small", "prompt": ids, "prompt_logprobs": 0})
+    assert len(FORMS[0].read(link, honest, ids).logprob) == 31
+    with pytest.raises((WrongAnswerError, EngineError), match=says):
+        FORMS[0].read(link, spoiled(honest, trouble), ids)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "says"),
+    [
+        ("wrong-id", "gave an answer that does not fit the question: a score is not about the token that was sent"),
+        ("nan", "does not answer as an inference server"),
+        ("positive", "--logprobs-mode raw_logprobs"),
         ("other-fingerprint", "system_fingerprint was small-1.0-abcd and is another"),
         ("other-model", "model was small and is another"),
         ("html", "not JSON: '<html>"),
@@ -261,17 +272,6 @@ def test_a_model_that_is_sure_of_nothing_is_noted(served: SmallServer) -> None:
     run = ask(served)
     assert run.perplexity.value == pytest.approx(256)
     assert any("likely, not proven" in note for note in run.manifest["model_notes"])
-
-
-def test_a_model_that_looks_ahead_is_refused(served: SmallServer) -> None:
-    """Scores that depend on what follows: here, on the length of the prompt."""
-
-    class Ahead(SmallServer):
-        def rows(self, ids: list[int]) -> Any:
-            return np.roll(super().rows(ids), len(ids), axis=1)
-
-    with Ahead() as server, pytest.raises(EngineError, match="change with the tokens that follow"):
-        ask(server)
 
 
 # ── another server ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -342,32 +342,14 @@ def test_every_pass_is_checked_anew(served: SmallServer) -> None:
     assert max(passes) > OPENED + 30
 
 
-def test_a_wrong_model_is_refused_with_the_names_that_are_served(served: SmallServer) -> None:
-    with pytest.raises(ModelError, match="does not serve 'smal'") as caught:
-        sm.ppl("smal", engine=served.address, text=TEXT)
-    assert "small" in caught.value.fix
-
-
 # ── who is there ─────────────────────────────────────────────────────────────────────────────────────────────────────
-@pytest.mark.parametrize(
-    ("path", "value", "says", "fix"),
-    [
-        ("/props", {"default_generation_settings": {}, "model_path": "/a b"}, "llama", "ppl '/a b' --flash-attn auto;"),
-        ("/props", {"default_generation_settings": {}, "model_path": "none"}, "is a llama-server", "ppl MODEL.gguf --"),
-        ("/api/version", {"version": "0.12"}, "is Ollama", "is not on this one): scoremode ppl ollama:small; add"),
-        ("/other", {}, "does not score prompts", "prompt_logprobs"),
-    ],
-)
-def test_servers_that_cannot_score_a_text(served: SmallServer, path: str, value: Any, says: str, fix: str) -> None:
-    served.forms, served.more = (), {path: value}
-    with pytest.raises(EngineError, match=says) as caught:
+def test_a_server_that_cannot_score_a_text(served: SmallServer) -> None:
+    served.forms = ()
+    with pytest.raises(
+        EngineError, match=r"does not score prompts .*prompt_logprobs: .*; generate: .*; echo: "
+    ) as caught:
         ask(served)
-    assert fix in caught.value.fix
-    if value:
-        with pytest.raises(EngineError, match=says):  # before what else keeps a server from being compared
-            sm.compare("table:uniform", "small", text=TEXT, engine=served.address, baseline_engine="table")
-        with pytest.raises(EngineError, match=says):
-            sm.ppl("other", text=TEXT, engine=served.address)
+    assert "llama-server and Ollama have none of these: score their GGUF file itself" in caught.value.fix
 
 
 def test_nothing_at_the_address() -> None:
@@ -379,16 +361,10 @@ def test_nothing_at_the_address() -> None:
     assert time.monotonic() - began < 20  # no second try
 
 
-def test_a_server_that_is_starting() -> None:
-    """Its port is taken, but nothing listens there yet, as while vLLM loads; with --patience it is waited for."""
-    starting = SmallServer()
-    with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind(("127.0.0.1", 0))
-        starting.port = taken.getsockname()[1]
-        with pytest.raises(EngineError, match=f"the server at http://127.0.0.1:{starting.port} is starting"):
-            sm.ppl("small", engine=f"http://127.0.0.1:{starting.port}", text=TEXT)
-    begin = threading.Timer(1.0, starting.start)
+def test_a_server_that_is_starting_is_waited_for_with_patience() -> None:
+    with SmallServer() as starting:
+        pass  # its port is known, and nothing listens there
+    begin = threading.Timer(0.5, starting.start)
     begin.start()
     try:
         assert_exact(ask(starting, patience=60), starting)

@@ -150,13 +150,13 @@ def test_a_group_that_shares_nothing_is_fed_within_the_budget(
     source = group(prompt)
     alone = [logprobs(engine, WindowList((window,)))[0] for window in source.items]
     fed: list[int] = []
-    hidden = engine._hidden
+    hidden = engine.parts.hidden
 
     def watched(ids: torch.Tensor, cache: Any = None) -> torch.Tensor:
         fed.append(ids.numel())
         return hidden(ids, cache)
 
-    monkeypatch.setattr(engine, "_hidden", watched)
+    monkeypatch.setattr(engine.parts, "hidden", watched)
     together = logprobs(engine, source)
     assert max(fed) <= BUDGET
     assert 1 < len(fed) < TARGETS / 2, "several at a time"

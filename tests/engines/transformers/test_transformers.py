@@ -111,15 +111,11 @@ def test_a_shared_prompt_is_fed_once_and_gives_the_same_numbers(tiny: Path) -> N
         ids = np.concatenate([prompt, random_ids(length, 100 + length)])
         windows.append(Window(ids[:-1], np.arange(59, len(ids) - 1, dtype=np.int32), ids[60:, None]))
     fed: list[int] = []
-    hidden = engine._hidden
-
-    def counting(ids: torch.Tensor, cache: Any = None) -> torch.Tensor:
-        fed.append(ids.numel())
-        return hidden(ids, cache)
-
-    engine._hidden = counting  # type: ignore[method-assign]
+    hook = engine.body.register_forward_pre_hook(
+        lambda _, __, inputs: fed.append(inputs["input_ids"].numel()), with_kwargs=True
+    )
     answers = scored(engine, WindowList(tuple(windows), np.zeros(5, np.int64)))
-    engine._hidden = hidden  # type: ignore[method-assign]
+    hook.remove()
     assert sum(fed) < 100, "the prompt of 60 tokens was fed more than once"
     for answer, window in zip(answers, windows, strict=True):
         assert_same(answer, truth(engine, window), rounding.of_model(engine.model))

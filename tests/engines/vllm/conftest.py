@@ -85,7 +85,7 @@ def ordinary(model: Path, **arguments: Any) -> Iterator[Any]:
     processes = Processes()
     with environment({"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "PYTHONWARNINGS": QUIET}, {}):
         llm = LLM(str(model), enforce_eager=True, **arguments)
-    processes.started()
+    processes.started(llm)
     try:
         yield llm
     finally:

@@ -32,8 +32,8 @@ BLOCKS = 6  # of 128 tokens: three sequences of more than 256 tokens do not fit
 
 def started(model: Path, **options: Any) -> VllmDecodeEngine:
     taken = LaunchArguments(max_model_len=512, dtype="float32", path=DecodePath(SEQUENCES), prefix_caching=True)
-    extra = {"num_gpu_blocks_override": BLOCKS, "block_size": 128}
-    return VllmDecodeEngine(str(model), replace(taken, max_num_batched_tokens=16, extra=extra, **options))
+    blocks = (("num_gpu_blocks_override", BLOCKS), ("block_size", 128))
+    return VllmDecodeEngine(str(model), replace(taken, max_num_batched_tokens=16, engine_args=blocks, **options))
 
 
 @pytest.fixture(scope="module")

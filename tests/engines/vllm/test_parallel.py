@@ -65,7 +65,7 @@ def test_a_cache_so_small_that_requests_are_preempted(
         "scheduler_reserve_full_isl": False,
         "disable_log_stats": False,
     }
-    with engine_of(small_llama, max_num_batched_tokens=256, extra=extra) as engine:
+    with engine_of(small_llama, max_num_batched_tokens=256, engine_args=tuple(extra.items())) as engine:
         found = score(engine, windows * 2)
         preempted = sum(m.value for m in engine.llm.get_metrics() if m.name == "vllm:num_preemptions")
     assert preempted > 0, "the test does not test what it says"

@@ -239,8 +239,8 @@ def test_a_step_of_other_hidden_states_and_a_text_that_did_not_end_are_errors() 
 )
 def test_arguments_that_cannot_be_right_are_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(OptionError, match=words):
-        LaunchArguments(extra=given, path=DecodePath()).arguments()
-    LaunchArguments(extra=given).arguments()  # the prefill path takes them, or vLLM refuses them
+        LaunchArguments.named(given, path=DecodePath()).arguments()
+    LaunchArguments.named(given).arguments()  # the prefill path takes them, or vLLM refuses them
 
 
 def test_a_runner_without_logits_processors_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

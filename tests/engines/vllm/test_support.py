@@ -30,7 +30,7 @@ from scoremode.errors import ModelError, OptionError
 )
 def test_what_breaks_pooling_is_refused_with_an_alternative(arguments: dict[str, Any], alternative: str) -> None:
     with pytest.raises(OptionError, match=alternative):
-        LaunchArguments(extra=arguments).arguments()
+        LaunchArguments.named(arguments).arguments()
 
 
 @pytest.mark.parametrize("version", ["0.24.0", "0.28.3", "0.32.0", "0.32.0+cpu", "0.23.1", "0.33.0", "1.0.0", "0.9.2"])

@@ -188,7 +188,7 @@ def test_what_cannot_be_profiled_is_refused(deep: Path, tiny_gguf_of_deep: Path,
     cases: list[tuple[Path, Any, dict[str, Any], str]] = [
         (deep, other, {"dtype": "float32"}, sizes),
         (deep, "table:uniform", {}, "table engine cannot give hidden states between layers"),
-        (tiny_gguf_of_deep, deep, {}, "a format of Transformers"),
+        (tiny_gguf_of_deep, deep, {}, "has no layers that can be compared"),
         (deep, deep, {"path": "decode"}, "computed by prefill"),
         (deep, deep, {"tokens": 0}, "tokens=0 leaves nothing"),
     ]

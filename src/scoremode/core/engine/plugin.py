@@ -154,9 +154,6 @@ class EnginePlugin(ABC):
         """Does a model's name, such as ``dice:6``, belong to this engine alone? Nothing is loaded to decide it."""
         return False
 
-    def refuse(self, model: str) -> None:  # noqa: B027 - most have nothing to say
-        """Refuses a model that cannot be scored at all, before what else its engine lacks; what is not sure passes."""
-
     @abstractmethod
     def subject(self, model: str, options: Any, tokenizer: str | None) -> Subject:
         """The model as far as it is known before the engine is opened; ModelError if it does not exist."""

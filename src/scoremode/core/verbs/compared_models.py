@@ -20,7 +20,7 @@ from scoremode.core.disk.folders import MANIFEST, REFERENCE
 from scoremode.core.disk.stores import is_there
 from scoremode.core.disk.uri import RemotePath, is_uri, may_be_stored, name_in
 from scoremode.core.engine.plugin import EnginePlugin, Work
-from scoremode.core.engine.registry import can, engine_for, require, share_options
+from scoremode.core.engine.registry import engine_for, require, share_options
 from scoremode.core.extensions import BaselineOffer, FormatOffer, offered
 from scoremode.core.free_memory import available
 from scoremode.core.models.gguf import SPLIT, SUFFIX, gguf_models
@@ -134,8 +134,6 @@ def assign_engines(
     ]
     its = settings.pop(0) if is_model else None
     for one in settings if divergence else ():
-        if not can(one.plugin, "divergence"):
-            one.plugin.refuse(one.model)
         require(one.plugin, "divergence", "be compared with a baseline")
     return its, {one.model: one for one in settings}
 

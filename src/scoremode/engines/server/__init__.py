@@ -43,12 +43,6 @@ class ServerPlugin(EnginePlugin):
     def claims(self, model: str) -> bool:
         return self.address is not None  # a server may call its models what it likes
 
-    def refuse(self, model: str) -> None:
-        from scoremode.engines.server.served import refuse_unfit
-
-        assert self.address is not None
-        refuse_unfit(self.address, model)
-
     def subject(self, model: str, options: ServerOptions, tokenizer: str | None) -> Subject:
         from scoremode.engines.server.subject import find_subject
 

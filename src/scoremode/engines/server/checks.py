@@ -11,7 +11,7 @@ The second check is made whenever another process may have answered, so that a r
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,13 +100,18 @@ class Description:
 
     facts: Mapping[str, Any]
     scores: Floats
-    instance: str | None = None  # None: the server does not give one
+    instance: str | None = None  # None: the server does not name its process
 
 
 class SameServer:
+    """Has a server described again whenever an answer may have come from another process.
+
+    An *instance* stands for a process: the name that it gives itself in each answer, or else the connections to it.
+    """
+
     def __init__(self, root: str, first: Description, describe: Callable[[], Description]) -> None:
         self.root, self.first, self.describe = root, first, describe
-        self._known = {first.instance}
+        self._known: set[Hashable] = {first.instance}
         self._lock = threading.Lock()
 
     def check(self) -> str | None:
@@ -121,13 +126,14 @@ class SameServer:
             raise changed(self.root, f"it gives other scores than before (by {moved:.2g} nats a token on a probe)")
         return now.instance
 
-    def confirm(self, instance: str) -> None:
+    def confirm(self, instance: Hashable) -> None:
         """Checks that an answer came from the first instance, or from one with the same facts and scores."""
         with self._lock:
             for _ in range(TRIES):
                 if instance in self._known:
                     return
-                self._known.add(self.check())
+                answered = self.check()
+                self._known.add(instance if answered is None else answered)
         raise changed(self.root, "an answer came from a server that is not found again")
 
 

@@ -100,8 +100,7 @@ class ServerEngine(RequestEngine):
         except BaseException:
             self._asking.close()
             raise
-        self._covered: tuple[Link | None, int] = (None, 0)  # the connections that an earlier check covers
-        self._checked = time.monotonic()
+        self._connections: tuple[Link | None, int] = (None, 0)  # those that an earlier check covers
         facts = self._common_facts(self.form.name)
         self.facts = EngineFacts(
             **facts,
@@ -174,16 +173,16 @@ class ServerEngine(RequestEngine):
         return Description(replace(now, system_fingerprint=answer.fingerprint).facts(), answer.logprob)
 
     def confirm(self, link: Link) -> None:
-        """Check the server if the workers have new connections, or if the last check was long ago."""
-        now = link, link.made
-        is_new = now != self._covered
-        if is_new or time.monotonic() - self._checked > CHECK_SECONDS:
-            try:
-                self._same.check()
-            except EngineError as error:
-                fix = error.fix if is_new else "the last minute's scores may be of either: score again with --fresh"
-                raise EngineError(error.message, fix=fix) from None
-            self._covered, self._checked = now, time.monotonic()
+        """Check the server if the workers have new connections, or a minute has passed."""
+        connections = link, link.made
+        try:
+            self._same.confirm((*connections, time.monotonic() // CHECK_SECONDS))
+        except EngineError as error:
+            if connections != self._connections:
+                raise
+            fix = "the last minute's scores may be of either: score again with --fresh"
+            raise EngineError(error.message, fix=fix) from None
+        self._connections = connections
 
 
 def _prompt(window: Window) -> Ids:
@@ -279,14 +278,14 @@ class ServiceEngine(RequestEngine):
 
     def _answers(self, link: Link, request: Asked) -> Sequence[Answers]:
         largest = SMALL + most_bytes(request.windows)
-        reply = link.post(f"{SERVICE}/score", request.to_bytes(), largest=largest, binary=True)
+        reply = link.post(f"{SERVICE}/score", request.to_bytes(), largest=largest, answer=bytes)
         if not reply.good:
             raise EngineError(
                 f"{self.subject.root} refuses a request ({reply.status}: {reply.words})",
                 fix="see the server's log; what is scored is kept: run the same command again to resume",
             )
         try:
-            instance, answers = read_answers(reply.data, request)
+            instance, answers = read_answers(reply.value, request)
         except InputError as wrong:
             raise EngineError(f"{link.root} gave an answer that does not fit: {wrong.message}", fix=wrong.fix) from None
         self._same.confirm(instance)

@@ -7,11 +7,9 @@ harmless characters and without the key. Redirects are not followed, so the key 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import logging
 import random
-import socket
 import ssl
 import threading
 import time
@@ -20,7 +18,6 @@ from dataclasses import dataclass
 from functools import cache
 from http.cookiejar import DefaultCookiePolicy
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import msgspec
@@ -66,9 +63,8 @@ class Reply:
     """An answer that will not change if the request is sent again."""
 
     status: int
-    value: Any  # the parsed JSON; None if the answer is not JSON
-    words: str  # the server's error message, harmless and without the key
-    data: bytes = b""  # the body as received, if bytes were requested
+    value: Any  # the parsed JSON, or the bytes that were asked for; None if the answer is not JSON
+    words: str = ""  # the server's error message, harmless and without the key
     wrong: str = ""  # why the answer could not be parsed
 
     @property
@@ -128,14 +124,13 @@ class Link:
         largest: int = SMALL,
         first_contact: bool = False,
         final: frozenset[int] = frozenset(),
-        binary: bool = False,
         answer: Any = Any,
     ) -> Reply:
         """Sends a request until it succeeds or ``patience`` seconds have passed; returns the answer.
 
         A mapping is sent as JSON, bytes as a message of scoremode. With ``first_contact``, a server that
         cannot be reached is an error at once. Answers with a status in ``final`` are returned at once, even errors.
-        With ``binary``, a good answer is bytes instead of JSON; an ``answer`` is a type: it is read as that if it fits.
+        A good answer is read as the type ``answer`` if it fits: JSON, but for ``bytes``.
         """
         kind = CONTENT_TYPE if isinstance(body, bytes) else "application/json"
         content = json.dumps(body).encode() if isinstance(body, Mapping) else body
@@ -143,8 +138,8 @@ class Link:
         while True:
             try:
                 status, headers, data = self._exchange(method, self.root + path, content, kind, largest)
-                if binary and status < 300:
-                    reply = Reply(status, None, "", data)
+                if answer is bytes and status < 300:
+                    reply = Reply(status, data)
                 else:
                     reply = self._read_json(status, headers, data, path, final=final, answer=answer)
                 self._told = False
@@ -154,24 +149,17 @@ class Link:
                 reason = self._harmless(str(failure))
                 unreadable += isinstance(failure, UnreadableError)
                 if first_contact and not failure.connects and not self._waits_for_start:
-                    raise self._unreachable(reason) from None
+                    raise EngineError(
+                        f"nothing answers at {self.root} ({reason})",
+                        fix="start the server, or check the address and the proxy that the environment names; "
+                        "--patience SECONDS waits for a server that is starting",
+                    ) from None
                 if unreadable >= UNREADABLE_TRIES:
                     raise EngineError(
                         f"{self.root}{path} does not answer as an inference server does ({reason})",
                         fix="check the address",
                     ) from None
                 self._wait(failure.wait, reason, tries, began)
-
-    def _unreachable(self, reason: str) -> EngineError:
-        """The error for a server that cannot be reached; it may be starting."""
-        if _is_held(self.root):
-            message = f"the server at {self.root} is starting, or has just ended: its port is taken, but not open"
-            return EngineError(message, fix="try again, or give --patience SECONDS to wait for it")
-        return EngineError(
-            f"nothing answers at {self.root} ({reason})",
-            fix="start the server, or check the address and the proxy that the environment names; "
-            "--patience SECONDS waits for a server that is starting",
-        )
 
     def _wait(self, wait: float | None, reason: str, tries: int, began: float) -> None:
         """Sleeps until the next try; raises an error if ``patience`` would be exceeded."""
@@ -329,17 +317,3 @@ def _parsed(data: bytes, answer: Any) -> Any:
         with contextlib.suppress(ValueError, RecursionError):  # else parse_received says why it cannot be read
             return msgspec.json.decode(data, type=answer)
     return parse_received(data)
-
-
-def _is_held(root: str) -> bool:
-    """Does a program on this machine hold the port of an address? Servers do while they load, before they listen."""
-    parts = urlsplit(root)
-    with contextlib.suppress(OSError):
-        for family, kind, _, _, place in socket.getaddrinfo(parts.hostname, parts.port or 0, type=socket.SOCK_STREAM):
-            with socket.socket(family, kind) as tried:
-                try:
-                    tried.bind(place)
-                except OSError as error:  # an address of another machine cannot be bound either, for another reason
-                    if error.errno == errno.EADDRINUSE:
-                        return True
-    return False

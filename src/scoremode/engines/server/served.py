@@ -6,14 +6,12 @@ A scoring service gives more facts than other servers: all facts that decide its
 from __future__ import annotations
 
 import contextlib
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
 import msgspec
 
-from scoremode.core.models.names import reader_of
 from scoremode.core.scores.packing import VERSION
 from scoremode.engines.server.forms import FORMS, LONGEST_NAME, Form, PromptScores, WrongAnswerError
 from scoremode.engines.server.link import ANYTHING, NOT_JSON, SMALL, Link
@@ -30,7 +28,10 @@ DECIDING = (  # settings of SGLang that may move its numbers
     *("tp_size", "pp_size", "dp_size", "ep_size", "chunked_prefill_size", "enable_deterministic_inference"),
     *("revision", "weight_version", "load_format", "json_model_override_args", "torchao_config"),
 )
-SERVERS = "give the address of a server that has prompt_logprobs, echo with logprobs, or SGLang's /generate"
+SERVERS = (
+    "give the address of a server that has prompt_logprobs, echo with logprobs, or SGLang's /generate; "
+    "llama-server and Ollama have none of these: score their GGUF file itself, without --engine"
+)
 SHOWN = 8  # how many served names an error lists
 MOST = 20  # how many of the likeliest tokens servers give by default
 
@@ -79,12 +80,12 @@ def look(link: Link, model: str, *, first_contact: bool = False) -> ServerFacts:
         listed = msgspec.convert(_printable(reply.fields), ModelList).data
     except msgspec.ValidationError as error:
         reason = str(error) if reply.good else f"{reply.status}{': ' + reply.words if reply.words else ''}"
-        raise unfit(link, model) or EngineError(f"{link.root}{MODELS} names no model ({reason})", fix=SERVERS) from None
+        raise EngineError(f"{link.root}{MODELS} names no model ({reason})", fix=SERVERS) from None
     entry = next((entry for name in ("id", "root") for entry in listed if getattr(entry, name) == model), None)
     if entry is None:
         more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
         fix = f"it serves {', '.join(entry.id[:200] for entry in listed[:SHOWN])}{more}"
-        raise unfit(link, model) or ModelError(f"{link.root} does not serve '{model}'", fix=fix)
+        raise ModelError(f"{link.root} does not serve '{model}'", fix=fix)
     facts = _printable(link.get("/version", final=ANYTHING).fields)
     settings: Mapping[str, Any] = {}
     if entry.owned_by == "sglang":
@@ -221,33 +222,4 @@ def find_form(link: Link, model: str) -> tuple[Form, PromptScores]:
             return form, ask(link, form, model, FIRST_IDS, final=frozenset({500, 501}))
         except (RefusedError, WrongAnswerError) as wrong:
             reasons.append(f"{form.name}: {wrong}")
-    raise unfit(link, model) or EngineError(f"{link.root} does not score prompts ({'; '.join(reasons)})", fix=SERVERS)
-
-
-def unfit(link: Link, model: str) -> EngineError | None:
-    """The refusal of llama-server or Ollama, with their file and what scores it; None if it is another server."""
-    props, at = link.get("/props", final=ANYTHING).fields, "on the server's machine"
-    if "default_generation_settings" in props:
-        name, file = "a llama-server", props.get("model_path")
-        is_named = isinstance(file, str) and file not in ("", "none")  # none: it starts one server for each model
-        scored = f"{shlex.quote(harmless(str(file))) if is_named else 'MODEL.gguf'} --flash-attn auto"  # its default
-    elif isinstance(link.get("/api/version", final=ANYTHING).fields.get("version"), str):
-        name, at, scored = "Ollama", f"{at}, for it is not on this one", shlex.quote(f"ollama:{model}")
-        with contextlib.suppress(ModelError):
-            at = f"it is {reader.place(f'ollama:{model}')}" if (reader := reader_of(f"ollama:{model}")) else at
-    else:
-        return None
-    return EngineError(
-        f"{link.root} is {name}, which scores the tokens that it generates, not those of a text",
-        fix=f"score its file by llama.cpp ({at}): scoremode ppl {scored}; "
-        "add --flash-attn, --cache-type-k and --cache-type-v as it was started",
-    )
-
-
-def refuse_unfit(address: str, model: str) -> None:
-    """Refuses llama-server and Ollama; nothing is scored. What does not answer, or only with a key, may be another."""
-    refusal, link = None, Link(root_of(address), None, timeout=FIRST_WORD_SECONDS, patience=0.0)
-    with contextlib.suppress(ScoremodeError), contextlib.closing(link):
-        refusal = unfit(link, model)
-    if refusal is not None:
-        raise refusal
+    raise EngineError(f"{link.root} does not score prompts ({'; '.join(reasons)})", fix=SERVERS)

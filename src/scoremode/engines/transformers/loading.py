@@ -28,9 +28,10 @@ ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 DROPPED = (r"rotary_emb\.inv_freq", r"(^|\.)position_ids$")  # in every class these are computed, not loaded
 
 
-def load_model(facts: ModelFacts, options: TransformersOptions) -> tuple[Any, list[str]]:
+def load_model(facts: ModelFacts, options: TransformersOptions, **more: Any) -> tuple[Any, list[str]]:
     """Loads the model onto its device, with its adapter; also returns notes on tensors that were left out.
 
+    ``more`` are further arguments of ``from_pretrained``.
     A missing tensor, which would be filled at random, is an error.
     """
     from transformers import AutoModelForCausalLM
@@ -52,6 +53,7 @@ def load_model(facts: ModelFacts, options: TransformersOptions) -> tuple[Any, li
             **({"attn_implementation": attention} if attention else {}),
             use_safetensors=True,
             output_loading_info=True,
+            **more,
         )
     except torch.OutOfMemoryError:
         raise EngineError(

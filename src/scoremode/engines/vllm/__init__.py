@@ -5,8 +5,7 @@ engine.py ──PoolingParams──▶ vLLM's scheduler, kernels, tensor paralle
 
 On the decode path, decode.py and replay.py take the places of engine.py and of vLLM's call of the pooler.
 
-Only pooler.py, replay.py, replayed_texts.py and tap.py import vLLM or torch at module level. Only vLLM's own processes
-load them.
+Only pooler.py, replay.py and tap.py import vLLM or torch at module level. Only vLLM's own processes load them.
 """
 
 from __future__ import annotations
@@ -87,8 +86,7 @@ class VllmPlugin(EnginePlugin):
         return other.sequences <= opened.sequences
 
     def chunked(self, options: VllmOptions, tokens: int) -> VllmOptions:
-        others = tuple(pair for pair in options.engine_args or () if pair[0] != "max_num_batched_tokens")
-        return replace(options, max_num_batched_tokens=tokens, engine_args=others or None)
+        return options.in_batches_of(tokens)
 
     def placement(self, options: VllmOptions) -> Placement:
         sizes = [options.extra.get(name) or getattr(options, name) for name in RANKS]

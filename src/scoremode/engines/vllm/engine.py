@@ -259,7 +259,7 @@ class VllmEngine(Engine):
         self.log.discard()
         logger.warning("out of memory; restarting vLLM with --max-num-batched-tokens %d", tokens)
         self.close()
-        self.options = replace(self.options, max_num_batched_tokens=tokens)
+        self.options = self.options.in_batches_of(tokens)
         self._begin()
         return True
 
@@ -363,10 +363,10 @@ class VllmEngine(Engine):
     # ── start and end ────────────────────────────────────────────────────────────────────────────────────────────────
     def _self_test(self, version: str) -> SelfTestVerdict:
         """Compare our scores with those of the model's own ``compute_logits``; raise an error if they disagree."""
-        tried: list[SelfTestVerdict] = []
-        for gather in (False, True) if self.options.tensor_parallel_size > 1 else (False,):
+        config, tried = self.llm.llm_engine.vllm_config, list[SelfTestVerdict]()
+        for gather in (False, True) if config.parallel_config.tensor_parallel_size > 1 else (False,):
             lines = self._one(*request_for_test(self._vocabulary, self._longest, gather=gather))
-            tried.append(judge_answers(lines, dtype_of(self.llm.llm_engine.vllm_config)))
+            tried.append(judge_answers(lines, dtype_of(config)))
             if tried[-1].agrees:
                 # models that mask logits by index are wrong on shards but right on gathered logits
                 self._gather = gather

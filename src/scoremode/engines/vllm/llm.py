@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import msgspec
@@ -127,12 +127,9 @@ class LLM:
     """A ``vllm.LLM`` that scores: it takes the same arguments, and ``generate`` returns prompt log-probabilities."""
 
     def __init__(self, model: str, **arguments: Any) -> None:
-        names = {f.name for f in fields(LaunchArguments)} - {"extra", "path"}
-        options = {name: value for name, value in arguments.items() if name in names}
-        extra = {name: value for name, value in arguments.items() if name not in names}
-        if extra.pop("enable_prefix_caching", False):
-            options["prefix_caching"] = True
-        self.engine = VllmEngine(model, LaunchArguments(**options, extra=extra), tokenizer=True)
+        if (caching := arguments.pop("enable_prefix_caching", None)) is not None:
+            arguments["prefix_caching"] = bool(caching)
+        self.engine = VllmEngine(model, LaunchArguments.named(arguments), tokenizer=True)
 
     def get_tokenizer(self) -> Any:
         return self.engine.llm.get_tokenizer()

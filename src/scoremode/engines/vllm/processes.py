@@ -184,10 +184,24 @@ class Processes:
         self._children: list[BaseProcess] | None = None  # None while vLLM is starting
         self._known: dict[int, Any] = {}
 
-    def started(self) -> None:
-        """Called once vLLM has started: an engine that starts later has processes of its own."""
+    def started(self, llm: Any) -> None:
+        """Called once vLLM has started: an engine that starts later has processes of its own.
+
+        From now on, the death of an engine process is an error in the waiting client. vLLM's own client waits forever
+        for a process that was killed with SIGKILL and could not report its end.
+        """
         self._children = self._named()
         self.all()
+        queue = getattr(llm.llm_engine.engine_core, "outputs_queue", None)
+        sentinels = [child.sentinel for child in self._children if child.name.startswith("EngineCore")]
+
+        def wait() -> None:
+            connection.wait(sentinels)
+            with contextlib.suppress(Exception):
+                queue.put_nowait(RuntimeError("its engine process ended without a message: killed, or out of memory"))
+
+        if queue is not None and sentinels:
+            threading.Thread(target=wait, name="scoremode-watch", daemon=True).start()
 
     def children(self) -> list[BaseProcess]:
         """Returns the processes of vLLM that are direct children of this process."""
@@ -230,23 +244,6 @@ class Processes:
         while (alive := self.all()) and time.monotonic() < deadline:
             time.sleep(0.05)
         return alive
-
-    def watch(self, llm: Any) -> None:
-        """Raises an error in the waiting client when an engine process is gone.
-
-        vLLM's own client waits forever for a process that was killed with SIGKILL and could not report its end.
-        """
-        queue = getattr(llm.llm_engine.engine_core, "outputs_queue", None)
-        sentinels = [child.sentinel for child in self.children() if child.name.startswith("EngineCore")]
-        if queue is None or not sentinels:
-            return
-
-        def wait() -> None:
-            connection.wait(sentinels)
-            with contextlib.suppress(Exception):
-                queue.put_nowait(RuntimeError("its engine process ended without a message: killed, or out of memory"))
-
-        threading.Thread(target=wait, name="scoremode-watch", daemon=True).start()
 
     @contextlib.contextmanager
     def killed_by_signals(self) -> Iterator[None]:

@@ -46,8 +46,7 @@ def start(
         processes.kill()
         processes.wait(5)
         raise
-    processes.started()
-    processes.watch(llm)
+    processes.started(llm)
     return llm, processes
 
 
@@ -88,7 +87,7 @@ def _start(
 def scoring_arguments(arguments: dict[str, Any], options: LaunchArguments, tokenizer: bool) -> dict[str, Any]:
     """Adds the arguments of ``vllm.LLM`` that choose its runner, and connect it with our code in its workers."""
     settings = {
-        "exact": options.head == "exact",
+        "exact": options.head != "as-served",
         "head_bytes": options.head_bytes,
         "head_kernel": options.head_kernel,
         "whole_divergence": options.divergence == "all",

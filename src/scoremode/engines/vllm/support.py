@@ -9,9 +9,9 @@ import os
 import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields, replace
 from importlib.metadata import PackageNotFoundError, entry_points, version
-from typing import Any, Literal
+from typing import Any, Self
 
 from scoremode.core.engine.options import CheckpointOptions, Pairs, option
 from scoremode.core.engine.plugin import Work
@@ -43,7 +43,6 @@ OURS = {
 }
 """Arguments of ``vllm.LLM`` that score mode itself sets."""
 
-HeadChoice = Literal["exact", "as-served"]
 PASSED_ON = (
     *("dtype", "quantization", "tensor_parallel_size", "pipeline_parallel_size", "gpu_memory_utilization"),
     *("kv_cache_dtype", "max_num_batched_tokens", "max_model_len", "enforce_eager", "trust_remote_code"),
@@ -86,28 +85,17 @@ class VllmOptions(CheckpointOptions):
         chosen = other if isinstance(other, int) else self.max_model_len
         return None if chosen is None else ("--max-model-len", chosen)
 
+    def in_batches_of(self, tokens: int) -> Self:
+        others = tuple(pair for pair in self.engine_args or () if pair[0] != "max_num_batched_tokens")
+        return replace(self, max_num_batched_tokens=tokens, engine_args=others or None)
+
 
 @dataclass(frozen=True, slots=True)
-class LaunchArguments:
-    """How the engine is started. None means vLLM's own default, except for ``dtype`` (see ``choose_dtype``)."""
+class LaunchArguments(VllmOptions):
+    """How the engine is started: a user's options, and what is known about the work."""
 
-    head: HeadChoice = "exact"
-    head_kernel: str | None = None  # one of head.budget.KERNELS; None: the fastest kernel that passes its self-test
-    divergence: str | None = None  # "all": every column of a divergence; else KL alone
-    dtype: str | None = None
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
-    quantization: str | None = None
-    gpu_memory_utilization: float | None = None
-    kv_cache_dtype: str | None = None
-    max_num_batched_tokens: int | None = None
-    max_model_len: int | None = None
-    enforce_eager: bool | None = None
-    trust_remote_code: bool | None = None
     prefix_caching: bool = False  # worth its hashing only if windows share a prefix
     head_bytes: int = 0  # bytes of float32 logits in memory at once; 0: depends on the device
-    allow_untested: bool = False
-    extra: dict[str, Any] = field(default_factory=dict)  # any other argument of vllm.LLM
     path: DecodePath | None = None  # how windows are fed; None: by prefill
     step_keeper: str = ""  # address of what a study keeps of every step: see pooler.StepKeeper
 
@@ -124,14 +112,21 @@ class LaunchArguments:
     def of(options: VllmOptions, work: Work, context: int | None = None) -> LaunchArguments:
         """The user's options, combined with what is known about the work and with the model's context length."""
         check_head(options.head, options.head_kernel)
-        names = {f.name for f in fields(LaunchArguments)}
-        taken = {name: value for name, value in options.given().items() if name in names}
-        longest, chosen = work.longest, options.max_model_len
+        values, longest = options.given(), work.longest
         if longest is not None and work.path is not None and longest != context:
             longest += 1  # a token that is sampled after the window's last token
-        taken["dtype"] = None if options.dtype == "auto" else options.dtype
-        taken["max_model_len"] = max(longest, SHORTEST) if longest is not None and chosen is None else chosen
-        return LaunchArguments(**taken, prefix_caching=work.shares_prompts, extra=options.extra, path=work.path)
+        values["dtype"] = None if options.dtype == "auto" else options.dtype
+        if longest is not None:
+            values.setdefault("max_model_len", max(longest, SHORTEST))
+        return LaunchArguments(**values, prefix_caching=work.shares_prompts, path=work.path)
+
+    @staticmethod
+    def named(arguments: Mapping[str, Any], **more: Any) -> LaunchArguments:
+        """Arguments by their names in ``vllm.LLM``: those that are no options of ours go on to vLLM."""
+        ours = {f.name for f in fields(LaunchArguments)} - {"revision", "token", "engine_args"}
+        options = {name: value for name, value in arguments.items() if name in ours}
+        others = tuple((name, value) for name, value in arguments.items() if name not in ours)
+        return LaunchArguments(**options, **more, engine_args=others)
 
 
 # ── versions and plugin ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -16,9 +16,11 @@ import numpy as np
 
 from scoremode.core.disk.folders import entry_folder
 from scoremode.core.disk.uri import RemotePath, located
+from scoremode.core.engine.base import EngineFacts
 from scoremode.core.engine.baseline import noise_floor
-from scoremode.core.engine.plugin import Work
+from scoremode.core.engine.registry import can
 from scoremode.core.plan.path import DECODE
+from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.text.corpus import Spec
 from scoremode.core.verbs.arguments import AllArguments, spelled_out, split_arguments
 from scoremode.core.verbs.compare import compare
@@ -29,6 +31,7 @@ from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.run_contents import describe_engine
 from scoremode.core.verbs.scoring import check_fits
 from scoremode.errors import InputError, OptionError, did_you_mean
+from scoremode.studies.attribution.abilities import SWAPS, engine_with, opened
 from scoremode.studies.attribution.recipe import Budget, Choices, make_recipe, write_tools
 from scoremode.studies.attribution.result import Attribution, CandidateDamage, Cells, UnitDamage
 from scoremode.studies.attribution.swap_loop import (
@@ -40,9 +43,9 @@ from scoremode.studies.attribution.swap_loop import (
     stored_bits,
 )
 from scoremode.studies.attribution.units import BY, Unit, units_of
-from scoremode.studies.attribution.weight_formats.matching import Stored
 from scoremode.studies.attribution.weight_formats.round_to_nearest import PREFIX as MADE
 from scoremode.studies.attribution.weight_formats.round_to_nearest import read_name
+from scoremode.studies.attribution.weight_formats.stored import Stored
 from scoremode.studies.attribution.weights import candidate_fingerprint
 
 KEPT_AS = "KL of parts and of the whole is of weights alone: activations are computed as the baseline computes them"
@@ -90,55 +93,49 @@ def attribute(
     served = [name for name in names if not name.startswith(MADE)] if engine else []
     if engine and not served:
         raise OptionError(f"--engine {engine} serves none of the candidates: rtn is emulated", fix="leave --engine out")
-    wanted = CompareRequest(engine, options, "transformers", None, tokenizer_name(tokenizer))
+    wanted = CompareRequest(engine, options, engine_with(SWAPS), None, tokenizer_name(tokenizer))
     settings, _ = assign_engines(str(baseline), served, wanted)
-    if settings is None or settings.plugin.name != "transformers":  # a run, or a format that another engine opens
+    if settings is None or not can(settings.plugin, SWAPS):  # a run, or a format that another engine opens
         raise InputError(f"{baseline} has no weights to swap", fix="give a checkpoint as the baseline")
-
-    def with_served(name: str, measured: CandidateDamage) -> CandidateDamage:
-        """Compares a candidate as an engine serves it with the baseline: a normal comparison, kept in the cache."""
-        if name not in served:
-            return measured
-        (compared,) = compare(
-            str(baseline),
-            name,
-            engine=engine,
-            baseline_engine="transformers",
-            tokenizer=tokenizer,
-            progress=progress,
-            **arguments,
-        )
-        if compared.baseline.plan_digest != full_question.plan.digest:
-            raise InputError(f"{name} was served with other windows", fix="give --context-length")
-        if compared.kl is None or compared.same_first_choice is None:
-            raise InputError(f"the engine of {compared.name} gives no KL", fix="leave --engine out")
-        damage = cells.sums(compared.kl, compared.moved, compared.same_first_choice)
-        return replace(measured, served=damage, served_by=compared.candidate.manifest["engine"])
-
     with closing(settings.prepare()) as model:
         if model.spread is not None:
             raise OptionError("attribute measures units in one process", fix="leave --replicas out")
         full_question = model.ask(question, progress)
         check_fits(full_question.plan, full_question.subject.vocabulary, full_question.subject.context_length)
-        prints = {name: candidate_fingerprint(name, _token(model)) for name in names}
+        prints = {name: candidate_fingerprint(name, model.chosen.options.token) for name in names}
         identity, cells = model.identity(full_question), Cells.of(full_question.plan)
         with AttributionFolder(where or entry_folder("attributions", identity), identity, fresh=fresh) as folder:
             attribution = _swapped(
                 model, full_question, cells, folder, prints=prints, by=by, budget=budget, progress=progress
             )
-            if served:
-                model.close()
-            candidates_measured = tuple(map(with_served, names, attribution.candidates))
-            attribution = replace(attribution, baseline=short(str(baseline)), candidates=candidates_measured)
+            measured = list(attribution.candidates)
+            for name in served:
+                (compared,) = compare(
+                    str(baseline),
+                    name,
+                    engine=engine,
+                    baseline_engine=settings.plugin.name,
+                    tokenizer=tokenizer,
+                    progress=progress,
+                    **arguments,
+                )
+                at = names.index(name)
+                measured[at] = _with_served(measured[at], compared, cells, full_question.plan.digest)
+            attribution = replace(attribution, baseline=short(str(baseline)), candidates=tuple(measured))
             folder.finish({"identity": identity, **attribution.as_json()})
     if write_recipe is not None and attribution.recipe is not None:
         write_tools(attribution.recipe, write_recipe)
     return attribution
 
 
-def _token(model: LazyModel) -> str | None:
-    token: str | None = getattr(model.chosen.options, "token", None)
-    return token
+def _with_served(candidate: CandidateDamage, compared: Comparison, cells: Cells, digest: str) -> CandidateDamage:
+    """Adds the damage of a candidate as an engine serves it: a normal comparison with the baseline."""
+    if compared.baseline.plan_digest != digest:
+        raise InputError(f"{candidate.name} was served with other windows", fix="give --context-length")
+    if compared.kl is None or compared.same_first_choice is None:
+        raise InputError(f"the engine of {compared.name} gives no KL", fix="leave --engine out")
+    damage = cells.sums(compared.kl, compared.moved, compared.same_first_choice)
+    return replace(candidate, served=damage, served_by=compared.candidate.manifest["engine"])
 
 
 def _check(candidates: Sequence[str], by: str, question: Mapping[str, Any]) -> None:
@@ -167,19 +164,13 @@ def _swapped(
     budget: Budget,
     progress: Progress | None,
 ) -> Attribution:
-    """Swaps all units of all candidates."""
-    from scoremode.engines.transformers.engine import TransformersEngine
-    from scoremode.studies.attribution.engines.transformers_swaps import SwappableModel
-
+    """Swaps all units of all candidates, whose names are given with their fingerprints."""
     plan, subject = question.plan, question.subject
-    opened = model.engine(Work(longest=int(plan.lengths.max())), progress)
-    assert isinstance(opened, TransformersEngine)
-    assert subject.checkpoint is not None
-    with SwappableModel(opened) as swaps:
-        baseline_stored, candidates = open_candidates(
-            swaps, subject.checkpoint.path, prints, name=subject.name, token=_token(model)
-        )
-        check_fits(plan, opened.facts.vocabulary, opened.facts.context_length)
+    with opened(model, SWAPS, int(plan.lengths.max()), progress) as swaps:
+        swaps.engine.show = getattr(progress, "detail", None)
+        baseline_stored, candidates = open_candidates(swaps, subject, prints, model.chosen.options)
+        facts: EngineFacts = swaps.engine.facts
+        check_fits(plan, facts.vocabulary, facts.context_length)
         units = units_of({name: weight.shape for name, weight in baseline_stored.items()}, by, swaps.layers_name)
         choices = Choices(candidates, baseline_stored, units, str(swaps.model.config.to_dict().get("model_type", "")))
         choices.check(budget)
@@ -189,11 +180,11 @@ def _swapped(
         measured = tuple(_candidate(candidate, baseline_stored, units, measurement) for candidate in candidates)
         recipe = make_recipe(budget, choices, measured, measurement) if budget else None
         announce(progress, "computing the noise floor")
-        floor = noise_floor(opened, plan)
-        engine = opened.facts  # some are known after the first divergence
-        notes = [*engine.notes, *swaps.notes, KEPT_AS]
-    if engine.dtype in ("bfloat16", "float16"):
-        notes.append(f"de-quantized weights are rounded to {engine.dtype}, in which the baseline computes")
+        floor = noise_floor(swaps.engine, plan)
+        facts = swaps.engine.facts  # some are known after the first divergence
+        notes = [*facts.notes, *swaps.notes, KEPT_AS]
+    if facts.dtype in ("bfloat16", "float16"):
+        notes.append(f"de-quantized weights are rounded to {facts.dtype}, in which the baseline computes")
     return Attribution(
         baseline=subject.name,
         by=by,
@@ -208,7 +199,7 @@ def _swapped(
             "windows": len(plan),
             "forward_tokens": plan.forward_tokens,
             "stderr_groups": cells.kind,
-            **describe_engine(engine),
+            **describe_engine(facts),
         },
         notes=(*notes, *plan.notes),
         recipe=recipe,

@@ -39,8 +39,7 @@ import numpy.typing as npt
 
 from scoremode.core.cache.units import size_words
 from scoremode.core.engine.base import EngineFacts
-from scoremode.core.engine.plugin import Work
-from scoremode.core.engine.registry import open_for, require
+from scoremode.core.engine.registry import can, require
 from scoremode.core.free_memory import available
 from scoremode.core.plan.plan import Plan
 from scoremode.core.scores.answers import Window
@@ -51,9 +50,10 @@ from scoremode.core.verbs.arguments import AllArguments, EngineOptionArguments, 
 from scoremode.core.verbs.baselines import comparable_facts, require_same_question
 from scoremode.core.verbs.compared_models import CompareRequest, assign_engines, name_of
 from scoremode.core.verbs.model import LazyModel, tokenizer_name
-from scoremode.core.verbs.progress import Progress, announce, shows_progress
+from scoremode.core.verbs.progress import Progress, shows_progress
 from scoremode.core.verbs.scoring import check_fits
 from scoremode.errors import EngineError, InputError, OptionError
+from scoremode.studies.attribution.abilities import REPLAY, STATES, engine_with, opened
 from scoremode.studies.attribution.result import fields_of
 from scoremode.values import Bools, Estimate, Floats, Ints
 
@@ -253,17 +253,15 @@ def layer_profile(
         raise OptionError("hidden states between layers are computed by prefill", fix="leave --path out")
     if tokens < 1:
         raise OptionError(f"tokens={tokens} leaves nothing to compare", fix="give a number of at least 1")
-    wanted = CompareRequest(engine, options, "transformers", baseline_options, tokenizer_name(tokenizer))
+    wanted = CompareRequest(engine, options, engine_with(REPLAY), baseline_options, tokenizer_name(tokenizer))
     settings, candidates = assign_engines(baseline, [candidate], wanted, divergence=False)
-    if settings is None or not candidates or settings.plugin.name != "transformers":
-        which = candidate if settings is not None and settings.plugin.name == "transformers" else baseline
-        raise InputError(
-            f"a profile of layers needs two models, the baseline in a format of Transformers, and {which} is not one",
-            fix="give a checkpoint as the baseline",
-        )
+    if settings is None or not can(settings.plugin, REPLAY):
+        raise InputError(f"{baseline} has no layers that can be compared", fix="give a checkpoint as the baseline")
+    if not candidates:
+        raise InputError(f"{candidate} is a run, and a profile of layers needs a model", fix="give the model")
     with closing(settings.prepare()) as first, closing(candidates[candidate].prepare()) as second:
         for model in (first, second):
-            require(model.plugin, "layer_states", "give hidden states between layers")
+            require(model.plugin, STATES, "give hidden states between layers")
             if model.spread is not None:
                 raise OptionError("hidden states between layers come from one engine", fix="leave --replicas out")
         full_question = first.ask(question, progress)
@@ -286,12 +284,12 @@ def _profile(
             progress(tokens, 2 * int(done[-1]))
 
     served_states: list[States] = []
-    with closing(_open_layers(candidate, longest, progress)) as served:
+    with closing(opened(candidate, STATES, longest, progress)) as served:
         _require_room(int(done[-1]) * (served.layers + 1) * served.width * 4)
         for index, states in enumerate(served.states(windows)):
             served_states.append(states)
             tell(int(done[index]))
-    with closing(_open_layers(baseline, longest, progress)) as layers:
+    with closing(opened(baseline, REPLAY, longest, progress)) as layers:
         sizes = [f"{model.layers:,} decoder layers of {model.width:,} numbers" for model in (layers, served)]
         if sizes[0] != sizes[1]:
             message = f"the baseline has {sizes[0]}, and the candidate {sizes[1]}"
@@ -321,13 +319,6 @@ def _chosen(plan: Plan, tokens: int) -> tuple[list[Window], list[Ints]]:
     numbers, offsets = grouping(plan).of_target, plan.target_offsets
     parts = [numbers[offsets[index] : offsets[index + 1]] for index in chosen]
     return [plan.window(int(index)) for index in chosen], parts
-
-
-def _open_layers(model: LazyModel, longest: int, progress: Progress | None) -> LayerStates:
-    """Opens a model to give hidden states between its layers (the ability "layer_states")."""
-    announce(progress, f"loading {model.subject.name} with {model.engine_name}")
-    layers: LayerStates = open_for(model.chosen, "layer_states", Work(longest=longest))
-    return layers
 
 
 def _require_room(size: int) -> None:

@@ -19,7 +19,7 @@ from scoremode.studies.attribution.result import SEEN, CandidateDamage, Recipe
 from scoremode.studies.attribution.swap_loop import Candidate, SwapJob, SwapMeasurement, record_number, stored_bits
 from scoremode.studies.attribution.tool_recipes import LLM_COMPRESSOR, write_recipes
 from scoremode.studies.attribution.units import Unit
-from scoremode.studies.attribution.weight_formats.matching import Stored
+from scoremode.studies.attribution.weight_formats.stored import Stored
 
 BASELINE, FLAG = "baseline", "--write-recipe"
 TOLERANCE = 1e-6  # a mixture may exceed the budget by this share, as the solver does

@@ -14,7 +14,6 @@ from typing import Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from scoremode.core.engine.plugin import Work
 from scoremode.core.plan.plan import Plan
 from scoremode.core.statistics.estimate import ratio, with_error_fields
 from scoremode.core.verbs.arguments import AllArguments, spelled_out, split_arguments
@@ -23,10 +22,10 @@ from scoremode.core.verbs.compared_models import short
 from scoremode.core.verbs.model import GivenTokenizer, LazyModel
 from scoremode.core.verbs.progress import Progress, announce, shows_progress
 from scoremode.errors import OptionError
+from scoremode.studies.attribution.abilities import ROUTES, engine_with, opened
 from scoremode.studies.attribution.result import fields_of
 from scoremode.values import Bools, Estimate, Floats, Ints
 
-ENGINE = "transformers"
 EMULATED = "both models were computed by Transformers: a served model may route otherwise"
 Routes = npt.NDArray[np.int16]
 """(layers, targets, experts of a token), ascending in the last axis"""
@@ -48,16 +47,17 @@ def routing(
     >>> sm.routing("org/moe", "org/moe-W4A16", corpus="wikitext2").any_changed    # doctest: +SKIP
     0.412 ± 0.013
     """
-    if engine not in (None, ENGINE):
+    reader = engine_with(ROUTES)
+    if engine not in (None, reader):
         raise OptionError("routes of experts are read in Transformers", fix="leave --engine out")
     question, options = split_arguments(arguments, needs_text=True)
     all_routes, names, of_experts = list[Routes](), tuple[str, ...](), 0
     for model in (baseline, candidate):  # first: a dense model is refused before anything is scored
-        with closing(LazyModel.named(model, ENGINE, options, tokenizer)) as lazy:
+        with closing(LazyModel.named(model, reader, options, tokenizer)) as lazy:
             plan = lazy.ask(question, progress).plan
             routes, names, of_experts = _routes(lazy, plan, progress)
             all_routes.append(routes)
-    (both,) = compare(baseline, candidate, engine=ENGINE, tokenizer=tokenizer, progress=progress, **arguments)
+    (both,) = compare(baseline, candidate, engine=reader, tokenizer=tokenizer, progress=progress, **arguments)
     assert both.kl is not None, "two models of Transformers have a KL"
     return routing_of(
         (short(baseline), short(candidate)),
@@ -71,15 +71,10 @@ def routing(
 
 def _routes(model: LazyModel, plan: Plan, progress: Progress | None) -> tuple[Routes, tuple[str, ...], int]:
     """The routes of all targets of a plan, the names of the layers, and how many experts there are."""
-    from scoremode.engines.transformers.engine import TransformersEngine
-    from scoremode.studies.attribution.engines.transformers_layers import RouterHooks
-
-    engine = model.engine(Work(longest=int(plan.lengths.max())), progress)
-    assert isinstance(engine, TransformersEngine), "no other engine was asked for"
-    hooks = RouterHooks(engine)
-    announce(progress, f"reading the routes of {model.subject.name}")
-    parts = [hooks.routes(plan.window(index)) for index in range(len(plan)) if plan.target_counts[index]]
-    return np.concatenate(parts, axis=1), tuple(hooks.names), hooks.of_experts
+    with closing(opened(model, ROUTES, int(plan.lengths.max()), progress)) as hooks:
+        announce(progress, f"reading the routes of {model.subject.name}")
+        parts = [hooks.routes(plan.window(index)) for index in range(len(plan)) if plan.target_counts[index]]
+        return np.concatenate(parts, axis=1), tuple(hooks.names), hooks.of_experts
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,15 +14,17 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from scoremode.core.disk.records import identity_in
+from scoremode.core.models.facts import weight_files
+from scoremode.core.models.safetensors import read_header
+from scoremode.core.models.subject import Subject
 from scoremode.core.plan.plan import Plan
 from scoremode.core.scores.answers import Answers, check_answers, measured
 from scoremode.core.store.resumable import Resumable
@@ -30,11 +32,12 @@ from scoremode.core.verbs.progress import Progress, announce
 from scoremode.errors import EngineError, RunError
 from scoremode.studies.attribution.result import Cells, Damage
 from scoremode.studies.attribution.units import Unit
-from scoremode.studies.attribution.weight_formats.matching import CandidateWeights, OwnHeadError, Stored
-from scoremode.studies.attribution.weights import open_weights
+from scoremode.studies.attribution.weight_formats.stored import Stored, stored_weights
+from scoremode.studies.attribution.weights import CandidateWeights, OwnHeadError, open_weights, text_type
 from scoremode.values import Floats, change
 
 if TYPE_CHECKING:
+    from scoremode.engines.transformers.choices import TransformersOptions
     from scoremode.studies.attribution.engines.transformers_swaps import SwappableModel
 
 ATTRIBUTION, PARTIAL_ATTRIBUTION = "attribution.json", "attribution.journal"  # files of the folder
@@ -72,28 +75,30 @@ def record_number(*parts: str) -> int:
 
 
 def open_candidates(
-    swaps: SwappableModel, checkpoint: Path, prints: Mapping[str, str], *, name: str, token: str | None
+    swaps: SwappableModel, subject: Subject, prints: Mapping[str, str], options: TransformersOptions
 ) -> tuple[Stored, list[Candidate]]:
     """How the baseline's weights are stored, and its candidates, whose names are given with their fingerprints.
 
-    ``checkpoint`` is the baseline's folder. If a candidate has a head of its own, the baseline gets one as well.
+    ``options`` are those of the baseline; a candidate is loaded into main memory in the baseline's dtype. If it has a
+    head of its own, the baseline gets one as well.
     """
-    config, mark = swaps.model.config.to_dict(), ""
+    assert subject.checkpoint is not None
+    files = [tensor for file in weight_files(subject.checkpoint.path)[0] for tensor in read_header(file).values()]
+    dtype = str(swaps.model.dtype).removeprefix("torch.")
+    options = replace(options, device="cpu", dtype=dtype, adapter=None, attn_implementation=None)
+    model_type, mark = text_type(swaps.model.config.to_dict()), ""
 
     def opened() -> tuple[Stored, dict[str, CandidateWeights]]:
-        shapes = {name: tuple(p.shape) for name, p in swaps.parameters.items()}
-        stored = open_weights(str(checkpoint), shapes, config=config).stored
-
-        open_one = partial(open_weights, baseline=shapes, config=config, token=token, baseline_stored=stored)
-        return stored, {
-            label: open_one(label, read_baseline=lambda name: swaps.parameters[name].data) for label in prints
-        }
+        shapes = {name: tuple(parameter.shape) for name, parameter in swaps.parameters.items()}
+        stored = stored_weights(subject.name, shapes, files)
+        opening = partial(open_weights, baseline=shapes, baseline_stored=stored, model_type=model_type, options=options)
+        return stored, {label: opening(label, read_baseline=swaps.own_weight) for label in prints}
 
     try:
         stored, weights_by_name = opened()
     except OwnHeadError:
         swaps.untie_head()
-        swaps.notes.append(UNTIED.format(name))
+        swaps.notes.append(UNTIED.format(subject.name))
         # the embedding of a tied baseline is its head too, so what was measured for it holds for that alone
         mark = " beside a head"
         stored, weights_by_name = opened()

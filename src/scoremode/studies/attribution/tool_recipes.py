@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from scoremode.core.models.facts import layers_of_text
 from scoremode.core.models.sizes import EMBEDDING
 from scoremode.studies.attribution.weight_formats.gguf_tensors import LAYOUTS, names_in_files
-from scoremode.studies.attribution.weight_formats.matching import EXPERTS
 from scoremode.studies.attribution.weight_formats.stored import ROUTER, StoredWeight
 
 Parameters = Mapping[str, StoredWeight]  # each as the candidate that was chosen for it stores it
 
+EXPERTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}  # of one expert, in files
 INTEGERS = re.compile(r"(?:rtn |GPTQ |AWQ )(\d+) bit|W(\d+)A\d+")
 GROUP = re.compile(r"\bg(\d+)\b")
 FLOATS: dict[str, dict[str, int | str]] = {
@@ -86,9 +86,9 @@ def modules_of(weight: StoredWeight) -> tuple[str, ...]:
     ('model.layers.0.mlp.experts.*.gate_proj', 'model.layers.0.mlp.experts.*.up_proj')
     """
     module, _, leaf = weight.name.rpartition(".")
-    if len(weight.shape) != 3 or f"experts.{leaf}" not in EXPERTS:
+    if len(weight.shape) != 3 or leaf not in EXPERTS:
         return (weight.name.removesuffix(".weight"),)
-    return tuple(f"{module}.*.{piece}" for piece in EXPERTS[f"experts.{leaf}"][0])
+    return tuple(f"{module}.*.{piece}" for piece in EXPERTS[leaf])
 
 
 def arguments_of(weight: StoredWeight) -> dict[str, int | str] | None:

@@ -1,4 +1,4 @@
-"""Small checkpoints for tests of weights: any tensors in a folder, without Transformers."""
+"""Small checkpoints for tests of weights: a Llama of given tensors in a folder."""
 
 from __future__ import annotations
 
@@ -10,27 +10,34 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from scoremode.studies.attribution.weight_formats.matching import CandidateWeights
+from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.studies.attribution.weight_formats.stored import StoredWeight
-from scoremode.studies.attribution.weights import open_weights
+from scoremode.studies.attribution.weights import CandidateWeights, open_weights
 
 Tensors = dict[str, torch.Tensor]
+NORMS = ("input_layernorm", "post_attention_layernorm")
 HIDDEN, INNER, VOCABULARY, LAYERS = 16, 24, 19, 2
-CONFIG = {"model_type": "llama", "num_hidden_layers": LAYERS, "hidden_size": HIDDEN, "vocab_size": VOCABULARY}
+CONFIG: dict[str, Any] = {
+    **{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": LAYERS},
+    **{"hidden_size": HIDDEN, "intermediate_size": INNER, "vocab_size": VOCABULARY},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False, "dtype": "float32"},
+}
 
 
-def llama_tensors(seed: int = 0, *, layers: int = LAYERS, tied: bool = False) -> Tensors:
-    """The parameters of a Llama with 4 heads of 4 and 2 heads for keys and values."""
+def llama_tensors(
+    seed: int = 0, *, layers: int = LAYERS, tied: bool = False, hidden: int = HIDDEN, inner: int = INNER
+) -> Tensors:
+    """The parameters of a Llama with 4 heads and 2 heads for keys and values."""
     random = torch.Generator().manual_seed(seed)
-    sizes = {"self_attn.q_proj": (16, 16), "self_attn.k_proj": (8, 16), "self_attn.v_proj": (8, 16)}
-    sizes |= {"self_attn.o_proj": (16, 16), "mlp.gate_proj": (24, 16), "mlp.up_proj": (24, 16)}
-    sizes |= {"mlp.down_proj": (16, 24)}
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, HIDDEN)}
+    sizes = {"self_attn.q_proj": (hidden, hidden), "self_attn.k_proj": (hidden // 2, hidden)}
+    sizes |= {"self_attn.v_proj": (hidden // 2, hidden), "self_attn.o_proj": (hidden, hidden)}
+    sizes |= {"mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner)}
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, hidden)}
     for layer in range(layers):
         shapes |= {f"model.layers.{layer}.{name}.weight": size for name, size in sizes.items()}
-        shapes |= {f"model.layers.{layer}.{name}.weight": (HIDDEN,) for name in ("input_layernorm",)}
-    shapes |= {"model.norm.weight": (HIDDEN,)}
-    shapes |= {} if tied else {"lm_head.weight": (VOCABULARY, HIDDEN)}
+        shapes |= {f"model.layers.{layer}.{name}.weight": (hidden,) for name in NORMS}
+    shapes |= {"model.norm.weight": (hidden,)}
+    shapes |= {} if tied else {"lm_head.weight": (VOCABULARY, hidden)}
     return {name: torch.randn(shape, generator=random) for name, shape in shapes.items()}
 
 
@@ -46,11 +53,18 @@ def save(folder: Path, tensors: Tensors, **config: Any) -> str:
     return str(folder)
 
 
-def opened(candidate: str, baseline: Tensors, config: Mapping[str, Any] = CONFIG) -> CandidateWeights:
+def opened(candidate: str, baseline: Tensors, model_type: str = "llama", dtype: str = "float32") -> CandidateWeights:
     """The candidate beside a baseline of float32."""
     shapes = shapes_of(baseline)
     stored = {name: StoredWeight(name, shape, 32, "float32") for name, shape in shapes.items()}
-    return open_weights(candidate, shapes, config=config, read_baseline=baseline.__getitem__, baseline_stored=stored)
+    return open_weights(
+        candidate,
+        shapes,
+        read_baseline=baseline.__getitem__,
+        baseline_stored=stored,
+        model_type=model_type,
+        options=TransformersOptions(device="cpu", dtype=dtype),
+    )
 
 
 def assert_equal(found: CandidateWeights, expected: Mapping[str, torch.Tensor]) -> None:

@@ -110,7 +110,7 @@ def test_the_embedded_file_is_what_transformers_makes_of_it() -> None:
     """The embedded model is its GGUF file as Transformers loaded it: equal bit for bit."""
     folder = resolve("smollm2-135m")
     weights = load_file(folder / "model.safetensors")
-    found = opened(str(embedded_gguf()), weights, {"model_type": "llama"})
+    found = opened(str(embedded_gguf()), weights, "llama")
     some = [name for name in weights if ".layers." not in name or ".layers.0." in name or ".layers.29." in name]
     assert len(some) == 20
     for name in some:
@@ -150,14 +150,14 @@ def test_rows_of_queries_and_keys_with_their_biases(tmp_path: Path) -> None:
     assert_equal(opened(file, tensors_of(arrays)), tensors_of(arrays))
     file = written(tmp_path / "qwen.gguf", "qwen2", {"blk.0.attn_q.weight": q})
     plain = tensors_of({"model.layers.0.self_attn.q_proj.weight": q})
-    assert_equal(opened(file, plain, {"model_type": "qwen2"}), plain)
+    assert_equal(opened(file, plain, "qwen2"), plain)
 
 
 def test_norms_of_gemma_lose_the_1_that_files_add(tmp_path: Path) -> None:
     norm = np.linspace(-0.5, 2, 8, dtype=np.float32)
     arrays = {"model.layers.0.input_layernorm.weight": norm, "model.norm.weight": norm, DOWN: random(8, 4)}
     stored = {"blk.0.attn_norm.weight": norm + 1, "output_norm.weight": norm + 1, "blk.0.ffn_down.weight": arrays[DOWN]}
-    found = opened(written(tmp_path / "g.gguf", "gemma2", stored), tensors_of(arrays), {"model_type": "gemma2"})
+    found = opened(written(tmp_path / "g.gguf", "gemma2", stored), tensors_of(arrays), "gemma2")
     assert torch.equal(found.tensor("model.norm.weight"), torch.from_numpy((norm + np.float32(1)) - np.float32(1)))
     assert torch.equal(found.tensor(DOWN), torch.from_numpy(arrays[DOWN]))
 
@@ -166,7 +166,7 @@ def test_matrices_of_gpt2_are_transposed(tmp_path: Path) -> None:
     arrays = {"transformer.h.0.mlp.c_fc.weight": random(4, 12), "transformer.h.0.mlp.c_fc.bias": random(12)}
     weight, bias = arrays.values()
     stored = {"blk.0.ffn_up.weight": weight.T, "blk.0.ffn_up.bias": bias}
-    found = opened(written(tmp_path / "g.gguf", "gpt2", stored), tensors_of(arrays), {"model_type": "gpt2"})
+    found = opened(written(tmp_path / "g.gguf", "gpt2", stored), tensors_of(arrays), "gpt2")
     assert_equal(found, tensors_of(arrays))
 
 
@@ -179,7 +179,7 @@ def test_experts_and_the_gate_of_a_shared_expert(tmp_path: Path) -> None:
     stored |= {"ffn_gate_inp_shexp": arrays[f"{layer}shared_expert_gate.weight"][0]}
     stored |= {"ffn_gate_inp": arrays[f"{layer}gate.weight"]}
     file = written(tmp_path / "moe.gguf", "qwen2moe", {f"blk.0.{name}.weight": t for name, t in stored.items()})
-    assert_equal(opened(file, tensors_of(arrays), {"model_type": "qwen2_moe"}), tensors_of(arrays))
+    assert_equal(opened(file, tensors_of(arrays), "qwen2_moe"), tensors_of(arrays))
 
 
 def test_heads_that_are_tied_or_not(tmp_path: Path) -> None:

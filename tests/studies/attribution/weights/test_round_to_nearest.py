@@ -84,7 +84,7 @@ def test_a_group_that_does_not_divide_the_row_costs_one_scale_more() -> None:
 
 def test_matrices_that_are_stored_input_first_are_grouped_along_their_input() -> None:
     weight = torch.randn(8, 6)
-    found = opened("rtn:3:4", {"h.0.mlp.c_fc.weight": weight}, {"model_type": "gpt2"})
+    found = opened("rtn:3:4", {"h.0.mlp.c_fc.weight": weight}, "gpt2")
     assert torch.equal(found.tensor("h.0.mlp.c_fc.weight"), round_groups(weight.T, 3, 4).T)
     assert found.stored["h.0.mlp.c_fc.weight"].bits == 3 + 16 * 2 / 8
 

@@ -80,6 +80,10 @@ class TransformersLayers(LayerStates):
         self.engine.close()
 
 
+def open_routes(plugin: TransformersPlugin, subject: Subject, options: TransformersOptions, work: Work) -> RouterHooks:
+    return RouterHooks(plugin.open(subject, options, work))
+
+
 class RouterHooks:
     """Keeps what the routers of a model chose in its last forward pass."""
 
@@ -115,6 +119,9 @@ class RouterHooks:
         tokens = len(final_states(self.engine, window))
         experts = [self._chosen[name].reshape(tokens, -1)[window.rows.tolist()] for name in self.names]
         return np.sort(torch.stack(experts).cpu().numpy().astype(np.int16), axis=2)
+
+    def close(self) -> None:
+        self.engine.close()
 
 
 def router_classes(model: Any) -> tuple[type, ...]:

@@ -25,11 +25,16 @@ from scoremode.core.cache.units import size_words
 from scoremode.core.engine.base import Wanted
 from scoremode.core.engine.baseline import states_in
 from scoremode.core.engine.distributions import IndexedWindow, from_raw
+from scoremode.core.engine.plugin import Work
 from scoremode.core.free_memory import available
+from scoremode.core.models.subject import Subject
 from scoremode.core.scores.answers import Answers, WindowSource
+from scoremode.engines.transformers import TransformersPlugin
 from scoremode.engines.transformers.batches import rows_needed
-from scoremode.engines.transformers.engine import PROBE_TOKENS, TransformersEngine, replaced
+from scoremode.engines.transformers.choices import TransformersOptions
+from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.engines.transformers.loading import find_head
+from scoremode.engines.transformers.model import PROBE_TOKENS, replaced
 from scoremode.errors import EngineError, ModelError, print_line
 from scoremode.head.budget import free_on
 from scoremode.head.divergence import Keep, keep_in, keep_nothing
@@ -42,6 +47,15 @@ SHARE = 0.5  # the most of the free memory that states may take; a swap needs th
 SHARE_OF_LOGITS = 0.125  # the most of the free memory of its device that the baseline's logits may take
 ALL_LAYERS = "a swap computes all layers: they use more than the output of the layer before them"
 NO_ROOM = "a swap computes all layers: there is no room for the states between them"
+
+
+@contextlib.contextmanager
+def open_swaps(
+    plugin: TransformersPlugin, subject: Subject, options: TransformersOptions, work: Work
+) -> Iterator[SwappableModel]:
+    """Opens a model whose weights can be replaced, and closes it."""
+    with contextlib.closing(plugin.open(subject, options, work)) as engine, SwappableModel(engine) as swaps:
+        yield swaps
 
 
 class SwappableModel:
@@ -71,6 +85,10 @@ class SwappableModel:
         self._start = 0  # the first layer that is computed by this pass
         self._key: bytes | None = None  # the tokens of this pass; None: it is computed whole
         self._skips = True
+
+    def own_weight(self, name: str) -> Tensor:
+        """What a parameter is now: its own numbers, or those that are swapped in."""
+        return self.parameters[name].data
 
     # ── layers ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def __enter__(self) -> SwappableModel:

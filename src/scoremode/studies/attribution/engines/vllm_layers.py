@@ -48,8 +48,8 @@ class VllmLayers(VllmEngine, LayerStates):
                 "--pipeline-parallel-size: a stage knows the states of its own layers only",
                 fix="use --tensor-parallel-size",
             )
-        extra = {name: value for name, value in options.extra.items() if name != "enforce_eager"}
-        super().__init__(model, replace(options, step_keeper=KEEPER, enforce_eager=True, extra=extra), **more)
+        others = tuple(pair for pair in options.engine_args or () if pair[0] != "enforce_eager")
+        super().__init__(model, replace(options, step_keeper=KEEPER, enforce_eager=True, engine_args=others), **more)
         config = self.llm.llm_engine.vllm_config.model_config.hf_text_config
         self.layers, self.width = int(config.num_hidden_layers), int(config.hidden_size)
         self.facts = replace(self.facts, notes=(*self.facts.notes, f"vLLM ran {EAGER}"))

@@ -14,8 +14,13 @@ import numpy as np
 from scoremode.core.models.gguf import GgufFacts, GgufTensor
 from scoremode.core.reading import open_regular
 from scoremode.errors import ModelError
-from scoremode.studies.attribution.weight_formats.matching import OTHER, require_layers
-from scoremode.studies.attribution.weight_formats.stored import Shape, StoredWeight, TensorReader
+from scoremode.studies.attribution.weight_formats.stored import (
+    OTHER,
+    Shape,
+    StoredWeight,
+    TensorReader,
+    require_layers,
+)
 
 if TYPE_CHECKING:
     import torch

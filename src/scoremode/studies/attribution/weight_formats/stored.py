@@ -1,14 +1,17 @@
-"""What is known about a candidate's weights, and the readers of checkpoints: plain tensors, and quantized modules."""
+"""What is known about a candidate's weights without reading them, and how their files are read."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from scoremode.core.models.safetensors import FLOAT_BITS, StoredTensor
+from scoremode.core.models.facts import layers_of_text
+from scoremode.core.models.safetensors import BESIDE_WEIGHTS, PACKED, StoredTensor, stored_bytes
+from scoremode.core.models.sizes import EMBEDDING, HEAD
 from scoremode.errors import ModelError
 
 if TYPE_CHECKING:
@@ -17,7 +20,9 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 ROUTER = re.compile(r"\.(gate|router|shared_expert_gate)\.weight$")  # tells tokens their experts; nobody quantizes it
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-OTHER_FORMAT = "give a checkpoint in another format, such as compressed-tensors or GGUF"
+OUTER = re.compile(r"^((model|transformer|language_model)\.)+")  # modules that files leave out, or name otherwise
+OTHER = "give a version of the baseline: the same architecture, other weights"
+OF_A_MATRIX = {"weight", *PACKED, *BESIDE_WEIGHTS}  # the names of tensors that store a matrix, with its scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,89 +35,65 @@ class StoredWeight:
     format: str  # Q4_K, W4A16 g128, bfloat16, …
 
 
-class TensorReader:
-    """The tensors of a file format, under the names of the file. What is quantized appears as ``….weight``."""
+Stored = Mapping[str, StoredWeight]
 
-    stored: Mapping[str, StoredWeight]
+
+class TensorReader:
+    """The weights of a candidate. Those that no parameter of the baseline needs are there too."""
+
+    stored: Stored
     notes: tuple[str, ...] = ()  # what a reader of the results must know: what is approximated or left out
 
     def read(self, name: str) -> torch.Tensor:
-        """One tensor, de-quantized, in float32. Nothing is kept, so memory does not grow with the model."""
+        """One tensor, de-quantized, in float32."""
         raise NotImplementedError
 
 
-class PlainTensors(TensorReader):
-    """The floating-point tensors among ``tensors``, a checkpoint's header."""
+def stored_weights(
+    label: str, shapes: Mapping[str, Shape], files: Iterable[StoredTensor], formats: Mapping[str, str] | None = None
+) -> dict[str, StoredWeight]:
+    """How the parameters of a model are stored in safetensors; ``formats`` has those of quantized matrices.
 
-    def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
-        self.tensors = tensors
-        self.stored = {
-            name: StoredWeight(name, tensor.shape, FLOAT_BITS[tensor.dtype], DTYPES[tensor.dtype])
-            for name, tensor in tensors.items()
-            if tensor.dtype in DTYPES
-        }
-
-    def read(self, name: str) -> torch.Tensor:
-        return self.raw(name).float()
-
-    def raw(self, name: str) -> torch.Tensor:
-        """A tensor as it is stored, in memory of its own."""
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(self.tensors[name].file, framework="pt") as file:
-                tensor: torch.Tensor = file.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise ModelError(f"{self.tensors[name].file} cannot be read ({error})", fix="download it again") from None
-        return tensor.clone()
-
-
-class ModuleTensors(TensorReader):
-    """Checkpoints that store a quantized matrix as several tensors of its module.
-
-    A subclass says which modules are quantized, what their shapes and formats are, and how they are decoded. All other
-    tensors are read as they are.
+    A parameter that has no tensors of its own, as all experts of a layer that files store one by one, has the mean bits
+    of all that is stored below its module.
     """
+    modules: dict[str, list[StoredTensor]] = defaultdict(list)
+    for tensor in files:
+        modules[_module_in_files(tensor.name)].append(tensor)
+    return {name: _stored(label, name, shapes, modules, formats or {}) for name in shapes}
 
-    leaves: tuple[str, ...]  # the names of tensors that may belong to a quantized matrix
-    marks: tuple[str, ...]  # a module that has one of these is quantized
-    never_weights: Iterable[str] = ()  # names of tensors that are not weights in any module
 
-    def __init__(self, label: str, plain: PlainTensors) -> None:
-        self.label, self.plain = label, plain
-        split = (name.rpartition(".") for name in plain.tensors)
-        modules = {f"{module}.weight": module for module, _, leaf in split if leaf in self.marks}
-        beside = {f"{module}.{leaf}" for module in modules.values() for leaf in self.leaves}
-        self._modules = modules
-        self.stored = {
-            name: stored
-            for name, stored in plain.stored.items()
-            if name not in beside and name.rpartition(".")[2] not in self.never_weights
-        } | {name: self._stored(name, module) for name, module in modules.items()}
+def _stored(
+    label: str,
+    name: str,
+    shapes: Mapping[str, Shape],
+    modules: Mapping[str, list[StoredTensor]],
+    formats: Mapping[str, str],
+) -> StoredWeight:
+    module, leaf = _module_in_files(name), name.rpartition(".")[2]
+    leaves = OF_A_MATRIX if leaf == "weight" else {leaf}
+    parts = [tensor for tensor in modules.get(module, ()) if tensor.name.rpartition(".")[2] in leaves]
+    weights = math.prod(shapes[name])
+    if not parts:
+        parts = [tensor for path, tensors in modules.items() if path.startswith(f"{module}.") for tensor in tensors]
+        weights = sum(math.prod(shape) for other, shape in shapes.items() if _module_in_files(other) == module)
+    if not parts and HEAD.search(name):  # a copy of the embedding
+        parts = [tensor for path, tensors in modules.items() if EMBEDDING.search(f"{path}.") for tensor in tensors]
+        weights = math.prod(shapes[name])
+    if not parts:
+        message = f"the files of {label} have no tensors for {name}"
+        raise ModelError(message, fix="save the model again with the Transformers of this machine")
+    dtypes = dict.fromkeys(DTYPES.get(tensor.dtype, tensor.dtype) for tensor in parts)
+    bits = 8 * stored_bytes(parts) / max(weights, 1)
+    return StoredWeight(name, shapes[name], bits, formats.get(name, " + ".join(dtypes)))
 
-    def read(self, name: str) -> torch.Tensor:
-        module = self._modules.get(name)
-        return self.plain.read(name) if module is None else self._decoded(module, self.stored[name].shape)
 
-    def parts_of(self, module: str) -> dict[str, StoredTensor]:
-        tensors = self.plain.tensors
-        return {leaf: tensors[name] for leaf in self.leaves if (name := f"{module}.{leaf}") in tensors}
+def _module_in_files(name: str) -> str:
+    """The module of a tensor, without what models and files name differently."""
+    return OUTER.sub("", name).replace(".block_sparse_moe.", ".mlp.").rpartition(".")[0]
 
-    def require(self, is_right: bool, module: str) -> None:
-        if not is_right:
-            message = f"the tensors of {module} in {self.label} are missing, damaged, or do not fit its config"
-            raise ModelError(message, fix="download it again")
 
-    def _stored(self, name: str, module: str) -> StoredWeight:
-        parts = self.parts_of(module)
-        shape, kind = self._described(module, parts)
-        bits = 8 * sum(part.bytes for part in parts.values()) / max(math.prod(shape), 1)
-        return StoredWeight(name, shape, bits, kind)
-
-    def _described(self, module: str, parts: Mapping[str, StoredTensor]) -> tuple[Shape, str]:
-        """The shape of a quantized matrix, and its format; ModelError if its parts cannot be right."""
-        raise NotImplementedError
-
-    def _decoded(self, module: str, shape: Shape) -> torch.Tensor:
-        """A quantized matrix: float32, on the CPU."""
-        raise NotImplementedError
+def require_layers(label: str, layers: int | None, baseline: Mapping[str, Shape]) -> None:
+    expected = layers_of_text(baseline)
+    if layers is not None and expected is not None and layers != expected:
+        raise ModelError(f"{label} has {layers} layers, and the baseline has {expected}", fix=OTHER)
