@@ -15,7 +15,7 @@ from functools import cache
 from scoremode import errors
 from scoremode.cli.parser import BAD_INPUT, MOST_REPEATED, Parser, add_help_flags, in_our_words, overview
 from scoremode.console import signals, streams
-from scoremode.console.verb import Verb
+from scoremode.console.flags import Verb
 from scoremode.core import extensions
 from scoremode.core.extensions import FormatOffer, VerbEntry, offered
 from scoremode.core.reading import text_waits

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from scoremode.console import flags
+from scoremode.console.flags import Verb
 from scoremode.console.output import (
     checked_report,
     print_json,
@@ -17,7 +18,6 @@ from scoremode.console.output import (
     verdict,
     write_report,
 )
-from scoremode.console.verb import Verb
 from scoremode.core.extensions import BaselineOffer, FormatOffer, PartOffer, offered
 from scoremode.errors import CandidatesError, OptionError, ScoremodeError, listed
 from scoremode.reports.parts import comparison_parts, format_shown, parts_meant

@@ -10,7 +10,7 @@ import importlib.util
 import sys
 from typing import Any
 
-from scoremode.console.verb import Verb
+from scoremode.console.flags import Verb
 from scoremode.core.typed import typed
 from scoremode.errors import InputError, OptionError, did_you_mean
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from scoremode.console import flags
+from scoremode.console.flags import Verb
 from scoremode.console.output import show
-from scoremode.console.verb import Verb
 
 
 class InfoVerb(Verb):

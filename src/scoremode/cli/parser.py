@@ -14,8 +14,8 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from scoremode.console.flags import Verb
 from scoremode.console.streams import for_terminal
-from scoremode.console.verb import Verb
 from scoremode.core.arguments import STORES
 from scoremode.errors import few, harmless, listed, one_line, shortened
 

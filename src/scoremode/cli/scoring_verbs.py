@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scoremode.console import flags
+from scoremode.console.flags import Verb
 from scoremode.console.output import print_blocks, print_json_list, progress_bar, show
-from scoremode.console.verb import Verb
 from scoremode.core.extensions import FormatOffer, offered
 from scoremode.core.verbs.shared_flags import RUN
 from scoremode.errors import InputError, OptionError

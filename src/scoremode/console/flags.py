@@ -1,12 +1,15 @@
-"""Flags that several verbs share: how each is read. What they do is declared in core/verbs/shared_flags.py."""
+"""A command of the command line, and the flags that several share: how each is read.
+
+What they do is declared in core/verbs/shared_flags.py.
+"""
 
 from __future__ import annotations
 
 import argparse
 import math
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from scoremode.core import strict_json
 from scoremode.core.arguments import secret_on_command_line
@@ -21,6 +24,32 @@ if TYPE_CHECKING:
     from scoremode.core.engine.options import KnownOption
 
 
+class Verb:
+    """A command of the command line: its help, its flags, and its work; its ``VerbEntry`` has its line of help."""
+
+    epilog: str | None = None
+    examples: tuple[str, ...] = ()  # two, or one where there is nothing else to show
+    everyday: tuple[str, ...] | None = None  # flags that --help shows; None: all of them. --help-all shows all
+    passes_on = False  # are flags that are not ours those of another program?
+    passes_all_on = False  # are all of them? ``words`` has them
+    prints_json = True  # has it --json?
+    renamed: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    """Commands of older versions that are part of this one: what to type now, with {} for the words after the name, and
+    the words to show where none were typed."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        raise NotImplementedError
+
+    def instead(self, flag: str) -> str | None:
+        """What to type instead of a flag that the verb does not have, or no longer has; None: nothing is known."""
+        return None
+
+    def run(self, parsed: argparse.Namespace) -> int | None:
+        """Does the work and prints the result; returns the exit code if it is not 0."""
+        raise NotImplementedError
+
+
+# ── how flags are read ───────────────────────────────────────────────────────────────────────────────────────────────
 def integer(text: str) -> int:
     """Reads a whole number in plain digits, for argparse; refuses ``1e3``, ``' 5'`` and ``1_000``."""
     if not re.fullmatch(r"[+-]?[0-9]+", text, re.ASCII):

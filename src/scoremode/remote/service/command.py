@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 from scoremode.console import flags, signals
-from scoremode.console.verb import Verb
+from scoremode.console.flags import Verb
 from scoremode.core.disk.manifests import command_without_secrets
 from scoremode.core.typed import typed
 

@@ -6,8 +6,8 @@ import argparse
 from typing import Any
 
 from scoremode.console import flags, signals
+from scoremode.console.flags import Verb
 from scoremode.console.output import checked_report, progress_bar, show, write_report
-from scoremode.console.verb import Verb
 from scoremode.errors import OptionError
 
 OTHERWISE = ("served", "routes")  # what --by may be beside units of weights

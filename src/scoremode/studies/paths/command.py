@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from scoremode.console import flags
+from scoremode.console.flags import Verb
 from scoremode.console.output import checked_report, command_line, progress_bar, show, write_report
-from scoremode.console.verb import Verb
 from scoremode.errors import OptionError
 
 if TYPE_CHECKING:

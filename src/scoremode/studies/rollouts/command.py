@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from scoremode.console import flags
+from scoremode.console.flags import Verb
 from scoremode.console.output import checked_report, progress_bar, show, verdict, write_report
-from scoremode.console.verb import Verb
 from scoremode.core.extensions import FormatOffer, ResultPart, offered
 from scoremode.errors import InputError, OptionError
 

@@ -6,8 +6,8 @@ import argparse
 from dataclasses import replace
 
 from scoremode.console import flags
+from scoremode.console.flags import Verb
 from scoremode.console.output import checked_report, command_line, show, verdict, write_report
-from scoremode.console.verb import Verb
 
 
 class TasksVerb(Verb):
