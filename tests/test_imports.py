@@ -132,8 +132,8 @@ def test_a_name_that_scoremode_does_not_have_is_an_attribute_error() -> None:
 
 COUNT_FILES = """
 import sys
-from scoremode.cli import commands
-code = commands.run(sys.argv[1:])
+from scoremode.cli.main import main
+code = main(sys.argv[1:])
 names = (name for name in list(sys.modules) if name.split(".")[0] == "scoremode")
 print(code, *(sys.modules[name].__file__ for name in names), sep="\\n", file=sys.stderr)
 """

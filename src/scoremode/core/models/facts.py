@@ -13,7 +13,7 @@ from typing import Any
 from scoremode.core.arguments import user_path
 from scoremode.core.disk.files import remembered_sha256
 from scoremode.core.extensions import NamesOffer, offered
-from scoremode.core.models.embedded import EMBEDDED, embedded_model
+from scoremode.core.models.names import EMBEDDED
 from scoremode.core.models.safetensors import read_header, sizes_of, stored_bytes
 from scoremode.core.models.sizes import ModelSizes
 from scoremode.core.reading import require_plain_files
@@ -60,6 +60,8 @@ def resolve(name: str, *, revision: str | None = None, token: str | None = None)
                 f"--revision does not apply to {name}, which is not on the hub", fix="leave --revision out"
             )
         if name == EMBEDDED:
+            from scoremode.core.models.embedded import embedded_model
+
             return embedded_model()
         require_plain_files(path)
         return path

@@ -1,9 +1,11 @@
-"""Names of models that are not paths of this machine, such as those of a hub; the user's name stays everywhere."""
+"""Names of models that are not paths of this machine. The user's name stays everywhere."""
 
 from __future__ import annotations
 
 from scoremode.core.arguments import user_path
 from scoremode.core.extensions import ModelNames, NamesOffer, offered
+
+EMBEDDED = "smollm2-135m"  # the model that needs no network, see embedded.py
 
 
 def reader_of(name: str) -> ModelNames | None:
