@@ -28,8 +28,8 @@ SENTENCE = "the model reads a long text and gives every token its own share of i
 PHASES = {  # function -> phase; the time of inner phases is subtracted from outer ones
     "scoremode.core.models.facts._fingerprint": "hashing the checkpoint",
     "scoremode.core.text.tokenizer.HuggingFaceTokenizer.load": "loading the tokenizer",
-    "scoremode.core.verbs.question._tokenized": "tokenizing",
-    "scoremode.core.verbs.question.make_plan": "planning",
+    "scoremode.core.verbs.planned.tokenize": "tokenizing",
+    "scoremode.core.verbs.planned.make_plan": "planning",
     "scoremode.engines.transformers.loading.load_model": "loading weights",
     "scoremode.engines.transformers.engine.load_model": "loading weights",
     "scoremode.engines.transformers.engine.choose": "head kernel: compilation and self-test",

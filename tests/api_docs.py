@@ -4,37 +4,37 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import scoremode
-from scoremode.core.text.corpus import TextArguments
-from scoremode.core.verbs.replicas import SpreadArguments
-from scoremode.core.verbs.shared_flags import SHARED, argument_texts
+from scoremode.core.plan.question import Question
+from scoremode.core.verbs.replicas import Spread
+from scoremode.core.verbs.shared_flags import SHARED
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 MARK = "<!-- below: made from the declarations by make format -->\n"
 GROUPS = {
     "Of most functions": SHARED,
-    "Of a text": ("corpus", *TextArguments.__annotations__, "document_tokens", "assistant_only", "slice"),
-    "Of a method": ("method", "context_length", "stride", "max_windows", "path", "sequences", "prefill_tokens"),
-    "Of replicas": tuple(SpreadArguments.__annotations__),
+    "Of a text": tuple(name for name, option in Question.options().items() if option.details.group == "text"),
+    "Of a method": tuple(name for name, option in Question.options().items() if option.details.group == "method"),
+    "Of replicas": tuple(Spread.options()),
 }
 
 
-def page() -> str:
-    """The page: what stands above the mark, and all public names below it."""
+def page(texts: Mapping[str, str]) -> str:
+    """The page: what stands above the mark, and all public names below it. ``texts`` say what each argument does."""
     public = {name: getattr(scoremode, name) for name in scoremode.__all__ if name != "__version__"}
     functions = [_function(name, each) for name, each in public.items() if inspect.isfunction(each)]
     classes = [_class(name, each) for name, each in public.items() if inspect.isclass(each)]
-    groups = [f"### {title}\n\n" + "\n".join(map(_argument, names)) for title, names in GROUPS.items()]
+    groups = [
+        f"### {title}\n\n" + "\n".join(f"- `{name}`: {texts[name]}" for name in names)
+        for title, names in GROUPS.items()
+    ]
     parts = [["## Functions", *functions], ["## Arguments", *groups], ["## Classes", *classes]]
     return PAGE.read_text().partition(MARK)[0] + MARK + "".join("\n" + "\n\n".join(part) + "\n" for part in parts)
-
-
-def _argument(name: str) -> str:
-    return f"- `{name}`: {argument_texts()[name]}"
 
 
 def _function(name: str, function: Any) -> str:

@@ -27,6 +27,7 @@ CORE_FLOORS: tuple[tuple[str, ...], ...] = (
     ("arguments", "strict_json", "entry_points", "installation", "extensions", "hub", "free_memory", "reading"),
     ("disk",),
     ("typed",),
+    ("options",),
     ("text",),
     ("scores",),
     ("plan",),

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from scoremode.core.engine.registry import choose
-from scoremode.core.verbs.question import Question, prepare_question
+from scoremode.core.plan.question import Question
+from scoremode.core.verbs.planned import PlannedQuestion, plan_question
 
 # for the first line of a process: a suite that runs in the background has SIGINT ignored, one under nohup SIGHUP, and
 # both hand that on
@@ -171,9 +172,9 @@ def make_family(kind: str, hidden: int = 32) -> Any:
     raise AssertionError(kind)
 
 
-def ask(model: str, *, engine: str | None = None, **question: Any) -> Question:
+def ask(model: str, *, engine: str | None = None, **question: Any) -> PlannedQuestion:
     """A question to the model of that name, as the verbs make it."""
-    return prepare_question(choose(model, engine).subject, **question)
+    return plan_question(choose(model, engine).subject, Question(**question))
 
 
 def make_deep_model(folder: Path, **changes: Any) -> Path:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 import scoremode as sm
 from scoremode.core.store.run import Run
 from scoremode.errors import InputError, OptionError
 from scoremode.values import Estimate
-from tests.partial_engine import PartialEngine
 
 TEXT = "the cat sat on the mat, the cat sat on the hat"
 
@@ -91,54 +88,6 @@ def test_a_notebook_shows_comparisons_as_one_table(comparisons: sm.Comparisons) 
     assert html.count("<tr>") == 4, "titles, the baseline, and two candidates"
 
 
-def test_text_and_top_text_compare_in_pandas(run: Run, comparisons: sm.Comparisons) -> None:
-    pytest.importorskip("pandas")
-    frame = run.to_pandas()
-    assert (frame.text == frame.top_text).tolist() == (np.asarray(run.scores.rank) == 1).tolist()
-    both = comparisons[0].to_pandas()
-    assert (both.text == both.top_text_candidate).tolist() == (frame.text == frame.top_text).tolist()
-    assert (both.top_text_baseline == both.top_text_candidate).sum() < len(both)
-
-
-def test_a_comparison_has_the_scores_of_both_and_comparisons_a_row_per_candidate(comparisons: sm.Comparisons) -> None:
-    first = comparisons[0]
-    table = first.to_arrow()
-    for side, its in (("baseline", first.baseline), ("candidate", first.candidate)):
-        assert np.array_equal(table[f"logprob_{side}"].to_numpy(), its.scores.logprob)
-    assert table["text"].to_pylist() == first.candidate.facts.text.tolist()
-    table = comparisons.to_arrow()
-    assert table["name"].to_pylist() == ["table:successor", "table:uniform"]
-    assert table["ppl_ratio"].to_pylist() == [None, 1.0]
-    assert table["model_format"].type == pa.string()
-
-
-def test_anything_that_reads_arrow_reads_values(run: Run, comparisons: sm.Comparisons) -> None:
-    for value in (run, comparisons, comparisons[0]):
-        assert pa.table(value).equals(value.to_arrow())
-        assert pa.RecordBatchReader.from_stream(value).read_all().num_rows == len(value.to_arrow())
-
-
-def test_polars_reads_values(run: Run, comparisons: sm.Comparisons) -> None:
-    polars = pytest.importorskip("polars", reason="needs polars")
-    frame = run.to_polars()
-    assert frame.filter(polars.col("text") == polars.col("top_text")).height == int(
-        (np.asarray(run.scores.rank) == 1).sum()
-    )
-    assert polars.DataFrame(run).shape == frame.shape
-    assert comparisons.to_polars()["name"].to_list() == ["table:successor", "table:uniform"]
-
-
-def test_a_missing_library_is_one_clear_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(name: str) -> Any:
-        if name == "polars":
-            raise ModuleNotFoundError("No module named 'polars'", name="polars")
-        return import_module(name)
-
-    monkeypatch.setattr("scoremode.core.scores.frames.import_module", absent)
-    with pytest.raises(OptionError, match=r"polars is not installed; pip install polars, or use to_arrow\(\)"):
-        run.to_polars()
-
-
 # ── models that are loaded already ───────────────────────────────────────────────────────────────────────────────────
 @pytest.fixture(scope="module")
 def loaded(tiny: Path) -> tuple[Any, Any]:
@@ -182,9 +131,3 @@ def test_what_a_loaded_model_cannot_take_is_refused(loaded: tuple[Any, Any], giv
     named = {name: tokenizer if value is ... else value for name, value in given.items()}
     with pytest.raises(OptionError, match=said):
         sm.ppl(model, text=TEXT, **named)
-
-
-def test_text_compares_with_a_top_text_that_was_not_measured() -> None:
-    pytest.importorskip("pandas")
-    frame = sm.ppl("table:uniform", text=TEXT, engine=PartialEngine("rank")).to_pandas()
-    assert not (frame.text == frame.top_text).any()

@@ -22,7 +22,7 @@ import scoremode as sm
 from scoremode import errors
 from scoremode.core.typed import checked, declared
 from scoremode.core.verbs.progress import Progress
-from scoremode.core.verbs.replicas import SPREAD
+from scoremode.core.verbs.replicas import Spread
 from scoremode.errors import ScoremodeError, WrongTypeError
 from scoremode.studies.attribution.result import UnitDamage
 
@@ -40,7 +40,7 @@ BESIDE: dict[str, dict[str, Any]] = {  # without which a parameter would not be 
     **{name: {"path": "decode"} for name in ("sequences", "prefill_tokens")},
     **{name: {"action": "prune", "dry_run": True} for name in ("larger_than", "older_than", "dry_run")},
 }
-STARTS = {"serve", "lm_eval", *SPREAD}  # functions and parameters that start other programs, if the type is right
+STARTS = {"serve", "lm_eval", *Spread.options()}  # what starts other programs if the type is right
 INSIDE = (sm.Comparisons, sm.Estimate, sm.Plan, sm.Progress, sm.Scores, sm.ScoremodeError, sm.Tokens)
 """Classes whose methods take nothing from users, or only what Python's own lists take."""
 

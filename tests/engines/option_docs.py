@@ -8,60 +8,65 @@ At run time the declarations themselves decide; a test compares these files with
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from importlib.metadata import entry_points
 from pathlib import Path
 from textwrap import fill
 
-from scoremode.core.engine.options import KnownOption
 from scoremode.core.engine.registry import GROUP, all_options, known_engines
-from scoremode.core.verbs.shared_flags import argument_texts
+from scoremode.core.options import KnownOption
+from scoremode.core.plan.question import Question
+from scoremode.core.verbs.replicas import Spread
+from scoremode.core.verbs.shared_flags import shared_texts
+from scoremode.errors import in_python
 from tests import api_docs
 
 ROOT = Path(__file__).parents[2]
-VERBS = ROOT / "src" / "scoremode" / "core" / "verbs"
-OPTIONS = VERBS / "engine_options.py"
-FILES = (VERBS / "arguments.py", VERBS / "replicas.py", ROOT / "src" / "scoremode" / "core" / "text" / "corpus.py")
+ARGUMENTS = ROOT / "src" / "scoremode" / "core" / "verbs" / "argument_types.py"
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-GROUPS = re.compile(r'(class (?:Text|Question|Spread)Arguments\(.*\n    """.*"""\n\n)((?:    .*\n)+)')
-FIELD = re.compile(r'^(    (\w+): .*\n)(?:    """[\s\S]*?"""\n)?', re.MULTILINE)
 INDENT = " " * 4
 HEAD = '''\
-"""The options of the built-in engines, for editors, type checkers and ``help()``: written by ``make format``."""
+"""The arguments of verbs by name, for editors, type checkers and ``help()``: written by ``make format``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
-from scoremode.core.engine.options import Pairs, Plain
-
-
-class EngineOptionArguments(TypedDict, total=False):
-    """Options of an engine, by name. None means: the engine's own choice."""
-
+from scoremode.core.options import Pairs, Plain
+from scoremode.core.text.corpus import Corpus, CorpusSource, Spec
 '''
 
 
-def options_module() -> str:
-    """The text of core/verbs/engine_options.py."""
+def arguments_module() -> str:
+    """The text of core/verbs/argument_types.py."""
     brought = {point.name for point in entry_points(group=GROUP)}  # engines of other packages
     options = {name: option for name, (engines, option) in sorted(all_options().items()) if set(engines) - brought}
-    return HEAD + with_texts("".join(f"    {n}: {option.type_in_python()} | None\n" for n, option in options.items()))
+    types = {f"{group.__name__}Arguments": {f.name: str(f.type) for f in fields(group)} for group in (Question, Spread)}
+    types["EngineOptionArguments"] = {name: option.type_in_python() for name, option in options.items()}
+    abouts = {
+        "QuestionArguments": "A text, and the method that scores it. None means: the default.",
+        "SpreadArguments": "One model as several replicas. None of them is part of a run's identity.",
+        "EngineOptionArguments": "Options of an engine. None means: the engine's own choice.",
+    }
+    return HEAD + "".join(_group(name, abouts[name], each) for name, each in types.items())
 
 
-def with_texts(fields: str) -> str:
-    """Fields of a TypedDict, each with what it does below it: there editors look for it."""
+def _group(name: str, about: str, types: dict[str, str]) -> str:
+    """A TypedDict whose fields have what they do below them: there editors look for it."""
+    texts = argument_texts()
+    written = [f'\n\nclass {name}(TypedDict, total=False):\n    """{about}"""\n\n']
+    for field, kind in types.items():
+        text = fill(f'"""{texts[field]}"""', 120, initial_indent=INDENT, subsequent_indent=INDENT)
+        written.append(f"    {field}: {kind.removesuffix(' | None')} | None\n{text}\n")
+    return "".join(written)
 
-    def written(field: re.Match[str]) -> str:
-        about = f'"""{argument_texts()[field[2]]}"""'
-        return field[1] + fill(about, 120, initial_indent=INDENT, subsequent_indent=INDENT) + "\n"
 
-    return FIELD.sub(written, fields)
-
-
-def groups(source: str) -> str:
-    """A module with the texts of its groups of arguments written anew."""
-    return GROUPS.sub(lambda group: group[1] + with_texts(group[2]), source)
+def argument_texts() -> dict[str, str]:
+    """What every argument does, by its name in Python."""
+    options = {name: option for name, (_, option) in sorted(all_options().items())}
+    declared = {**Question.options(), **Spread.options(), **options}
+    return {name: in_python(option.details.help) for name, option in declared.items()} | shared_texts()
 
 
 def docs_table(engine: str) -> str:
@@ -96,8 +101,8 @@ def docs(page: str) -> str:
 
 def made_files() -> dict[Path, str]:
     """Every file of which a part is made, with its text."""
-    made = {OPTIONS: options_module(), **{file: groups(file.read_text()) for file in FILES}}
-    return made | {page: docs(page.read_text()) for page in PAGES} | {api_docs.PAGE: api_docs.page()}
+    pages = {page: docs(page.read_text()) for page in PAGES}
+    return {ARGUMENTS: arguments_module(), **pages, api_docs.PAGE: api_docs.page(argument_texts())}
 
 
 def main() -> None:

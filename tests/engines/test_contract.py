@@ -19,7 +19,7 @@ from scoremode.core.engine.options import CheckpointOptions, Options, option
 from scoremode.core.engine.plugin import Capabilities, Work
 from scoremode.core.engine.registry import all_options, can, choose, known_engines, open_for, read_options, require
 from scoremode.core.entry_points import Plugins
-from scoremode.core.verbs.arguments import QUESTION, EngineOptionArguments
+from scoremode.core.verbs.argument_types import EngineOptionArguments, QuestionArguments
 from scoremode.engines.table import TablePlugin
 from scoremode.errors import EngineError, OptionError
 from tests.engines import option_docs
@@ -36,7 +36,7 @@ def test_nothing_outside_its_folder_knows_the_word_vllm() -> None:
     own, service = HOUSE / "engines" / "vllm", HOUSE / "remote" / "service"
     files = [path for path in HOUSE.rglob("*") if path.suffix in (".py", ".js", ".css", ".html") and path.is_file()]
     named = {path for path in files if path.name.startswith("vllm") or path.match("studies/*/wing.py")}
-    named.add(HOUSE / "core" / "verbs" / "engine_options.py")
+    named.add(HOUSE / "core" / "verbs" / "argument_types.py")
     outside = [path for path in files if not {own, service} & set(path.parents) and path not in named]
     found = [
         f"{path.relative_to(HOUSE)}:{number}"
@@ -78,7 +78,7 @@ def test_one_line_gives_flag_help_argument_docs_and_identity() -> None:
     run = sm.ppl("table:uniform", text="any text", sharpness=5, fresh=True)  # type: ignore[call-arg]
     assert run.manifest["identity"]["settings"] == {"sharpness": 5}
     assert "| `--sharpness N` | `sharpness` | how sharp |" in option_docs.docs_table("table")
-    assert "sharpness: int | None" in option_docs.options_module()
+    assert "sharpness: int | None" in option_docs.arguments_module()
     with pytest.raises(OptionError, match="--sharpness 0 is not above 0"):
         sm.ppl("table:uniform", text="any text", sharpness=0)  # type: ignore[call-arg]
     with pytest.raises(OptionError, match="sharpness is 'x', which is not a whole number"):
@@ -131,7 +131,7 @@ def test_signatures_name_their_arguments(function: Any) -> None:
     assert str(rest.annotation).startswith("Unpack[")
     assert set(EngineOptionArguments.__annotations__) <= found.parameters.keys()
     for method in (sm.Model.ppl, sm.Model.reference, sm.Model.compare):
-        assert set(QUESTION) <= inspect.signature(method).parameters.keys()
+        assert QuestionArguments.__annotations__.keys() <= inspect.signature(method).parameters.keys()
 
 
 @pytest.mark.parametrize("name", [n for n in sm.__all__ if inspect.isfunction(getattr(sm, n))])

@@ -39,10 +39,11 @@ class PplVerb(Verb):
         flags.add(parser, flags.JSON)
 
     def run(self, parsed: argparse.Namespace) -> None:
+        from scoremode.core.plan.question import Question
         from scoremode.core.verbs.ppl import ppl_many
         from scoremode.reports.runs import questions_blocks, run_blocks
 
-        questions = flags.questions(parsed)
+        questions = [Question.of(arguments).with_text() for arguments in flags.questions(parsed)]
         with progress_bar("scoring") as progress:
             runs = ppl_many(
                 parsed.model,

@@ -1,6 +1,6 @@
 """A command of the command line, and the flags that several share: how each is read.
 
-What they do is declared in core/verbs/shared_flags.py.
+Options say themselves what they do, others in shared_flags.py.
 """
 
 from __future__ import annotations
@@ -9,19 +9,17 @@ import argparse
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from scoremode.core import strict_json
 from scoremode.core.arguments import secret_on_command_line
 from scoremode.core.engine.options import HUB_TOKEN
 from scoremode.core.extensions import ReplicasOffer, offered, public_names
-from scoremode.core.verbs.shared_flags import ENGINE, METHOD, TEXT, name_of
+from scoremode.core.options import KnownOption
+from scoremode.core.verbs.shared_flags import ENGINE
 from scoremode.core.verbs.shared_flags import Flags as Flags  # noqa: PLC0414
 from scoremode.core.verbs.shared_flags import model_flag as model_flag  # noqa: PLC0414
 from scoremode.errors import OptionError, shortened
-
-if TYPE_CHECKING:
-    from scoremode.core.engine.options import KnownOption
 
 
 class Verb:
@@ -140,8 +138,7 @@ FEW_DOCUMENTS: Flags = {
 }
 HAS_PAGES = "report" in public_names()
 REPORT: Flags = {"--report FILE": "write the HTML report there"} if HAS_PAGES else {}
-AGAIN = {"--corpus TEXT …": "; may be given again", "--method METHOD …": "; may be given again"}
-QUESTION = tuple(map(name_of, (*TEXT, *METHOD)))
+SEVERAL = ("corpus", "method")  # of a question: a command that asks several takes each of them again
 BASELINE: Flags = {"--baseline-engine NAME": "default: --engine", "--baseline-dtype DTYPE": "default: --dtype"}
 
 
@@ -173,17 +170,22 @@ def add_question(parser: argparse.ArgumentParser, *, several: bool = False, seve
 
     With ``several_sequences``, --sequences takes several numbers.
     """
-    for title, flags in (("text", TEXT), ("method", METHOD)):
-        more = AGAIN if several else {}
-        specs = {name: about + more.get(name, "") for name, about in flags.items()}
-        if several_sequences:
-            specs = {name.replace("--sequences N", "--sequences N,…"): about for name, about in specs.items()}
-        add(parser.add_argument_group(title), specs)
+    from scoremode.core.plan.question import Question
+
+    groups = {title: parser.add_argument_group(title) for title in ("text", "method")}
+    for name, option in Question.options().items():
+        more: dict[str, Any] = {}
+        if several and name in SEVERAL:
+            more = {"help": f"{option.details.help}; may be given again"}
+        elif several_sequences and name == "sequences":
+            more = {"type": integers, "metavar": "N,…"}
+        _add_option(groups[option.details.group or "text"], option, **more)
 
 
 def add_engine(parser: argparse.ArgumentParser, *, replicas: bool = True) -> None:
     """Add ``--engine``, the options that all engines declare, and the flags for replicas."""
     from scoremode.core.engine.registry import all_options
+    from scoremode.core.verbs.replicas import spread_options
 
     shared = parser.add_argument_group("engine")
     add(shared, ENGINE)
@@ -197,11 +199,12 @@ def add_engine(parser: argparse.ArgumentParser, *, replicas: bool = True) -> Non
         _add_option(groups[engines[0]], option)
     for runner in offered(ReplicasOffer) if replicas else ():
         group = parser.add_argument_group("replicas", runner.about)
-        add(group, runner.flags)
-        add(group, runner.shares, type=amount)
+        for option in spread_options().values():
+            _add_option(group, option)
 
 
-def _add_option(group: argparse._ArgumentGroup, option: KnownOption) -> None:
+def _add_option(group: argparse._ArgumentGroup, option: KnownOption, **more: Any) -> None:
+    """Adds the flag of an option; ``more`` are other arguments of ``add_argument`` than those that follow from it."""
     details = option.details
     if details.instead_of_flag is not None:
         group.add_argument(option.flag, action=RefusedSecret, const=details.instead_of_flag, help=argparse.SUPPRESS)
@@ -209,16 +212,17 @@ def _add_option(group: argparse._ArgumentGroup, option: KnownOption) -> None:
     same: dict[str, Any] = {"dest": option.name, "help": details.help}
     if option.kind == "bool":
         same |= {"action": "store_true", "default": None}
-    elif option.kind == "Pairs":
+    elif option.kind == "Pairs" or details.repeated:
         same |= {"action": "append", "metavar": details.metavar}
     else:
-        readers: dict[str, Any] = {"int": integer, "float": number_within(option)}
+        readers: dict[str, Any] = {"int": integer, "float": number_within(option) if option.bounds() else amount}
         is_listed = details.aliases is None and details.cache_part is None  # else argparse would refuse what is right
         same |= {"type": readers.get(option.kind, str), "metavar": details.metavar}
         same |= {"choices": details.choices} if is_listed else {}
         if details.cache_part is not None:
             same |= {"type": integers if option.kind == "int" else cache_types, "metavar": details.metavar or "TYPE"}
-    group.add_argument(option.flag, *details.older_flags, **same)
+    short = [SHORT[option.flag]] if option.flag in SHORT else []
+    group.add_argument(*short, option.flag, *details.older_flags, **{**same, **more})
 
 
 class RefusedSecret(argparse.Action):
@@ -257,7 +261,9 @@ def question(parsed: argparse.Namespace) -> dict[str, Any]:
 
 def questions(parsed: argparse.Namespace) -> list[dict[str, Any]]:
     """One question for each corpus and each method, in the order given; arguments that were not given are left out."""
-    shared = {name: getattr(parsed, name) for name in QUESTION if name not in ("corpus", "method")}
+    from scoremode.core.plan.question import Question
+
+    shared = {name: getattr(parsed, name) for name in Question.options() if name not in SEVERAL}
     corpora, methods = parsed.corpus or [None], parsed.method or [None]
     for flag, values in (("--corpus", corpora), ("--method", methods)):
         twice = next((value for value in values if values.count(value) > 1), None)
@@ -270,7 +276,7 @@ def questions(parsed: argparse.Namespace) -> list[dict[str, Any]]:
 def engine_options(parsed: argparse.Namespace) -> dict[str, Any]:
     """The options of engines and of replicas that the user gave. Names and values that no engine has are refused."""
     from scoremode.core.engine.registry import all_options, check_values, find_engine
-    from scoremode.core.verbs.replicas import SPREAD
+    from scoremode.core.verbs.replicas import Spread
 
     for name in (parsed.engine, getattr(parsed, "baseline_engine", None)):
         if name is not None:
@@ -283,7 +289,7 @@ def engine_options(parsed: argparse.Namespace) -> dict[str, Any]:
         if value is not None:
             options[name] = value
     check_values(options)
-    spread = {name: getattr(parsed, name, None) for name in SPREAD}
+    spread = {name: getattr(parsed, name, None) for name in Spread.options()}
     return options | {name: value for name, value in spread.items() if value is not None}
 
 

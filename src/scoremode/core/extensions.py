@@ -34,13 +34,13 @@ if TYPE_CHECKING:  # for its types alone, this page looks up to rooms above it
     from scoremode.core.engine.base import Engine, EngineFacts
     from scoremode.core.engine.plugin import Work
     from scoremode.core.engine.registry import ChosenEngine
+    from scoremode.core.plan.question import Question
     from scoremode.core.statistics.comparison import Comparison
     from scoremode.core.store.run import Run
     from scoremode.core.text.corpus import CorpusSource
-    from scoremode.core.verbs.arguments import QuestionArguments
     from scoremode.core.verbs.baselines import OpenBaseline
-    from scoremode.core.verbs.compared_models import Folders, ModelSettings
     from scoremode.core.verbs.model import LazyModel
+    from scoremode.core.verbs.place import Place
     from scoremode.core.verbs.progress import Progress
     from scoremode.core.verbs.replicas import OpenWorker, Pieces, Spread
     from scoremode.reports.table import Block
@@ -83,20 +83,22 @@ class ComparisonBaseline(Protocol):
     """A baseline of any kind."""
 
     def accept(
-        self, given: Mapping[str, Any], models: Mapping[str, ModelSettings], finished: Sequence[str]
-    ) -> Mapping[str, ModelSettings]:
+        self,
+        question: Question,
+        of_baseline: Mapping[str, Any],
+        models: Mapping[str, LazyModel],
+        finished: Sequence[str],
+    ) -> Mapping[str, LazyModel]:
         """Refuses arguments and candidates that it cannot take: models, or ``finished`` runs.
 
-        ``given`` are the arguments of the question, and those of the baseline as ``baseline_…``. Returns the settings
-        of the models, with what they must have from the baseline.
+        ``of_baseline`` are arguments of the baseline alone, by name. Returns the settings of the models, with what they
+        must have from the baseline.
         """
 
-    def open_for(
-        self, candidate: LazyModel, question: Mapping[str, Any], folders: Folders
-    ) -> AbstractContextManager[OpenBaseline]:
+    def open_for(self, candidate: LazyModel, question: Question, place: Place) -> AbstractContextManager[OpenBaseline]:
         """Opens it for one candidate; refuses a candidate that cannot be compared with it."""
 
-    def finished(self, question: Mapping[str, Any], folders: Folders) -> Run:
+    def finished(self, question: Question, place: Place) -> Run:
         """Its run, for candidates that are finished runs."""
 
 
@@ -135,19 +137,10 @@ class BaselineOffer(Offer[StoredKind]):
 class Format:
     """Files and layouts of another program. A class of a wing has the methods of what its offer declares."""
 
-    def score(
-        self,
-        model: LazyModel,
-        file: str | Path,
-        question: QuestionArguments,
-        *,
-        out: str | Path | RemotePath | None,
-        fresh: bool,
-        progress: Progress | None,
-    ) -> Run:
+    def score(self, model: LazyModel, file: str | Path, question: Question, place: Place) -> Run:
         """For ``reference``: scores the question and writes the file alone; the run is not kept.
 
-        Refuses, before that, a file that cannot be written, a question that it cannot have, and the folder ``out``.
+        Refuses, before that, a file that cannot be written, a question that it cannot have, and a folder for the run.
         """
         raise NotImplementedError
 
@@ -155,16 +148,16 @@ class Format:
         """For ``reference``: lines that say what to do with the file."""
         raise NotImplementedError
 
-    def check(self, place: str | Path | None, candidates: Mapping[str, Path | RemotePath | None]) -> None:
+    def check(self, folder: str | Path | None, candidates: Mapping[str, Path | RemotePath | None]) -> None:
         """For ``compare``: refuses what cannot be written, before anything is scored.
 
-        The files go into ``place``, or into the candidates' folders; ``candidates`` are names as in tables, with the
+        The files go into ``folder``, or into the candidates' runs; ``candidates`` are names as in tables, with the
         folders of their runs.
         """
         raise NotImplementedError
 
-    def write(self, comparisons: Sequence[Comparison], folders: Folders, place: str | Path | None) -> None:
-        """For ``compare``: writes files into the runs below ``folders.out``, and to the place, if one was named."""
+    def write(self, comparisons: Sequence[Comparison], place: Place, folder: str | Path | None) -> None:
+        """For ``compare``: writes files into the runs below ``place.out``, and to the folder, if one was named."""
         raise NotImplementedError
 
     def text(self, comparison: Comparison) -> str:
@@ -346,8 +339,6 @@ class ReplicasOffer(Offer["type[Replicas]"]):
     """One model as several replicas."""
 
     about: str  # for the help
-    flags: Flags
-    shares: Flags  # flags whose values are amounts, and not whole
 
 
 # ── files behind URIs, and models elsewhere ──────────────────────────────────────────────────────────────────────────

@@ -7,8 +7,9 @@ import re
 import shlex
 from functools import cache
 
-from scoremode.core.extensions import BaselineOffer, FormatOffer, ReplicasOffer, offered
+from scoremode.core.extensions import BaselineOffer, FormatOffer, offered
 from scoremode.core.models.names import reader_of
+from scoremode.core.verbs.replicas import spread_options
 from scoremode.errors import shortened
 
 URI = re.compile(r"\b([a-z][a-z0-9+.-]*)://([^\s'\"]*[^\s'\",;().])", re.IGNORECASE)
@@ -35,10 +36,9 @@ SWITCHES = {"--markdown", "--model-index", "--json", "--fresh", "--quiet", "--ve
 def _left_out() -> tuple[set[str], set[str]]:
     """Flags that change no number or name a place of this machine: those with a value, and switches."""
     formats = offered(FormatOffer)
-    specs = [flag for kind in formats for flag in kind.compare]
-    specs += [flag for replicas in offered(ReplicasOffer) for flag in replicas.flags]
-    places = {flag.split()[0] for flag in specs if flag.endswith((" DIR", " FILE", " ADDRESS"))}
-    return OUTPUTS | places, SWITCHES | {f"--{kind.name}" for kind in formats if kind.layout}
+    places = {flag.split()[0] for kind in formats for flag in kind.compare if flag.endswith((" DIR", " FILE"))}
+    addresses = {option.flag for option in spread_options().values() if option.details.metavar == "ADDRESS"}
+    return OUTPUTS | places | addresses, SWITCHES | {f"--{kind.name}" for kind in formats if kind.layout}
 
 
 def public_name(name: str) -> str:

@@ -384,13 +384,6 @@ def test_a_run_that_is_read_again_is_used(
     assert (first.exists(), other.exists()) == (True, False)
 
 
-@pytest.mark.parametrize("when", [-5e9, 8e9])
-def test_any_time_of_a_file_can_be_listed(when: float, a_run: Callable[..., Path], root: Path) -> None:
-    os.utime(a_run() / "manifest.json", (when, when))
-    assert len(cache()["entries"]) == 1
-    assert len(cache("prune", larger_than=0)["removed"]) == 1
-
-
 def test_models_and_named_runs_are_neither_counted_nor_removed(
     a_run: Callable[..., Path], root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,8 @@ import pytest
 import scoremode as sm
 from scoremode.core.engine.registry import choose, find_engine, require_path
 from scoremode.core.plan.path import DecodePath, path_of, read_path
-from scoremode.core.verbs.question import prepare_question
+from scoremode.core.plan.question import Question
+from scoremode.core.verbs.planned import plan_question
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, OptionError, UnknownArgumentError
 
@@ -18,7 +19,7 @@ TEXT = "the text that is scored, and some more of it"
 
 
 def plan_of(**question: Any) -> Any:
-    return prepare_question(choose("table:uniform").subject, text=TEXT, context_length=16, **question).plan
+    return plan_question(choose("table:uniform").subject, Question(text=TEXT, context_length=16, **question)).plan
 
 
 def test_prefill_is_the_default_and_changes_no_plan() -> None:

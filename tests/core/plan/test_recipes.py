@@ -61,6 +61,7 @@ def test_llamacpp_puts_a_bos_in_front_if_the_tokenizer_does() -> None:
     plan = plan_for("llamacpp", 1024, context=512)
     assert (plan.target_counts.tolist(), plan.window(0).ids[0]) == ([255, 255], FACTS.bos)
     assert plan.window(0).rows[[0, -1]].tolist() == [256, 510]
+    assert make_plan(find_method("llamacpp"), tokens_of(9, facts=replace(FACTS, bos=0)), context_length=4).lead[0] == 0
     tokens = tokens_of(9, facts=replace(FACTS, adds_bos=False))
     assert drawn(make_plan(find_method("llamacpp"), tokens, context_length=4)) == [
         ([0, 1, 2, 3], [3]),
@@ -72,6 +73,24 @@ def test_llamacpp_puts_a_bos_in_front_if_the_tokenizer_does() -> None:
 def test_lm_eval_puts_bos_before_a_document_else_eos(bos: int | None, eos: int, prefix: int) -> None:
     tokens = tokens_of(9, facts=replace(FACTS, bos=bos, eos=eos))
     assert make_plan(find_method("lm-eval-rolling"), tokens, context_length=4).lead.tolist() == [prefix, -1, -1]
+
+
+def test_a_name_never_changes_its_meaning() -> None:
+    """Arrangement, special tokens, context, stride, limit and average, as published numbers have them."""
+    sizes = {
+        m.name: (m.arrangement, m.special, m.context, m.stride, m.max_windows, m.average, m.real_vocabulary)
+        for m in METHODS.values()
+    }
+    assert sizes == {
+        "sliding-once": ("join-lines", True, 2048, 512, 0, "token", False),
+        "exl3-2025": ("join-rows", True, 2048, 512, 100, "token", False),
+        "exl3-2026": ("join-rows", False, 2048, None, 100, "token", True),
+        "gptq": ("join-rows", True, 2048, None, 0, "token", False),
+        "llamacpp": ("raw-file", True, 512, None, 0, "token", False),
+        "hf-stride": ("join-rows", True, None, 512, 0, "window", False),
+        "lm-eval-rolling": ("pages", True, None, None, 0, "token", False),
+        "mean-of-texts": ("texts", False, None, None, 0, "document", False),
+    }
 
 
 # ── the loops that define them ───────────────────────────────────────────────────────────────────────────────────────

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scoremode.core.engine.messages import Asked, answer_message, read_answers
 from scoremode.core.scores.answers import Answers, Window
-from scoremode.core.scores.packing import START, VERSION
+from scoremode.core.scores.messages import START, VERSION, Asked, answer_message, read_answers
 from scoremode.errors import InputError
 
 

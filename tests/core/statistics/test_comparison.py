@@ -235,15 +235,6 @@ def test_the_noise_floor_is_that_of_its_own_array() -> None:
 
 
 # ── errors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_paired_errors_shrink_where_both_runs_share_their_noise() -> None:
-    generator = np.random.default_rng(5)
-    shared, own, other = (generator.exponential(2.0, 2000) for _ in range(3))
-    paired = compared(-shared, -(shared + 0.01 * own)).statistics()
-    alone = compared(-shared, -other).statistics()
-    for name in ("log_ppl_ratio_stderr", "ppl_ratio_stderr", "ppl_difference_stderr"):
-        assert 20 * paired[name] < alone[name]
-
-
 @pytest.mark.parametrize("method", ["sliding-once", "mean-of-texts"])
 def test_errors_agree_with_leaving_out_one_group_at_a_time(method: str) -> None:
     c = random_comparison(80, seed=2, method=method)

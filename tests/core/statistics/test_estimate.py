@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,8 +20,10 @@ from scoremode.core.scores.columns import Scores
 from scoremode.core.statistics.estimate import GroupSums, as_json, exponential, ratio
 from scoremode.core.statistics.run import all_metrics
 from scoremode.core.text.tokens import Tokens
+from scoremode.engines.table.engine import TableEngine
 from scoremode.values import Floats, Range
 from tests.core.plan.streams import tokens_of
+from tests.partial_engine import LOGITS
 
 
 def scored(tokens: Tokens, plan: Plan, logprob: Floats) -> Scores:
@@ -95,6 +98,16 @@ def test_bits_per_byte_counts_the_bytes_of_the_targets_or_of_the_source() -> Non
     metrics = all_metrics(plan, tokens, scored(tokens, plan, np.full(8, -4.0)))
     assert math.isclose(metrics["bits_per_byte"].value, 32 / 160 / math.log(2))
     assert math.isclose(metrics["word_perplexity"].value, math.exp(32 / 16))
+
+
+def test_bits_per_byte_are_nats_per_token_over_ln_2_where_each_token_is_a_byte(tmp_path: Path) -> None:
+    text = "".join(f'{{"text": "{"the cat sat on " * (2 + n)}{n}"}}\n' for n in range(7))
+    (tmp_path / "texts.jsonl").write_text(text)
+    run = sm.ppl("table:uniform", engine=TableEngine(LOGITS), corpus=str(tmp_path / "texts.jsonl"))
+    bits, nats = run.bits_per_byte, run.mean_nll
+    assert bits.groups == nats.groups == 7
+    for name in ("value", "stderr", "low", "high"):
+        assert getattr(bits, name) == pytest.approx(getattr(nats, name) / math.log(2), rel=1e-9)
 
 
 def test_a_probability_of_zero_is_infinite_perplexity_and_null_in_json() -> None:

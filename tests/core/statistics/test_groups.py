@@ -40,6 +40,14 @@ def test_documents_with_targets_are_groups_where_there_are_enough_of_them_and_wi
     assert (kind, groups.max()) == ("document", 0)
 
 
+def test_texts_that_a_model_wrote_after_one_prompt_are_one_group() -> None:
+    plan = plan_of("sliding-once", *[20] * 6, context_length=8, stride=8)
+    kind, groups = groups_of(replace(plan, doc_group=np.array([0, 0, 4, 4, 4, 9])))
+    assert kind == "prompts"
+    assert np.array_equal(groups, np.array([0, 0, 1, 1, 1, 2])[plan.target_document])
+    assert groups_of(replace(plan, doc_group=np.zeros(6, np.int64)))[0] == "prompt"
+
+
 def test_texts_that_were_joined_are_groups_again() -> None:
     """One stream of six texts, with overlapping windows that score tokens twice: a token still has one group."""
     plan = plan_of("exl3-2025", 121, joined_at=[20, 40, 60, 80, 100], context_length=8, stride=2)

@@ -12,10 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import scoremode as sm
-from scoremode.core.scores import parquet
 from scoremode.core.scores.answers import measured
-from scoremode.core.scores.parquet import ColumnFile, RunRows
-from scoremode.core.store.runs import SCORES, Claim
+from scoremode.core.scores.parquet import ColumnFile
 from scoremode.errors import RunError
 
 TEXT = "Thé quick brown fox jumps over the lazy dog. " * 20
@@ -64,22 +62,6 @@ def test_stored_columns_can_be_copied_and_sent(run: sm.Run) -> None:
     changed = replace(run.scores, logprob=np.zeros(len(run.scores)))
     assert (changed.logprob == 0).all()
     assert np.array_equal(measured(changed.rank), measured(run.scores.rank))
-
-
-def test_what_fails_while_writing_leaves_the_old_file(
-    run: sm.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "run" / SCORES
-    before = path.read_bytes()
-
-    def fail(*_: object) -> None:
-        raise RuntimeError("the power went")
-
-    monkeypatch.setattr(parquet, "to_arrow", fail)
-    with pytest.raises(RuntimeError):
-        Claim(path.parent, {}).save(RunRows(run.scores, run.facts, run.divergences), {})
-    assert path.read_bytes() == before
-    assert {p.name for p in path.parent.iterdir()} == {SCORES, "manifest.json"}
 
 
 def test_a_file_without_a_column_is_refused(run: sm.Run, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from scoremode.core.scores.answers import measured
 from scoremode.core.scores.schema import BUILT_IN
 from scoremode.core.store.runs import MANIFEST, SCORES
 from scoremode.core.verbs.baselines import of_runs
-from scoremode.core.verbs.question import Question
+from scoremode.core.verbs.planned import PlannedQuestion
 from scoremode.engines.table.engine import TableEngine
 from tests.makers import ask
 from tests.partial_engine import LOGITS
@@ -26,7 +26,7 @@ QUESTION: dict[str, Any] = {"text": TEXT, "method": "sliding-once", "context_len
 SECONDS, WINDOWS = 0.25, 3  # of each record, and how many there are
 
 
-def asked() -> Question:
+def asked() -> PlannedQuestion:
     return ask("table:uniform", **QUESTION)
 
 

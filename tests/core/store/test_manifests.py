@@ -18,9 +18,9 @@ import scoremode as sm
 from scoremode.cli.main import main
 from scoremode.core.disk.files import file_sha256
 from scoremode.core.disk.manifests import sealed
+from scoremode.core.plan.question import Question
 from scoremode.core.store.run import StoredQuestion
 from scoremode.core.store.runs import MANIFEST, SCORES
-from scoremode.core.verbs.arguments import QUESTION
 from scoremode.core.verbs.compare import compare
 from scoremode.core.verbs.reference import reference
 from scoremode.errors import RunError
@@ -172,4 +172,4 @@ def test_columns_of_something_else_are_refused(
 
 def test_the_table_of_questions_names_what_can_be_asked() -> None:
     """Also another tokenizer, which references store as well."""
-    assert set(StoredQuestion.__struct_fields__) == {*QUESTION, "tokenizer"}
+    assert set(StoredQuestion.__struct_fields__) == {*Question.options(), "tokenizer"}

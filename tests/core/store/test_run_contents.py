@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import math
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +167,9 @@ def test_an_entry_of_the_cache_says_what_it_will_be_until_it_is_finished() -> No
         assert {path.name for path in folder.iterdir()} == {ABOUT, LOCK, "partial.journal"}
     made = sm.ppl("table:uniform", text=TEXT + "cached")
     assert {path.name for path in Path(made.path or "").iterdir()} == {MANIFEST, SCORES}
+    os.utime(Path(made.path or "") / MANIFEST, (1, 1))
+    assert sm.ppl("table:uniform", text=TEXT + "cached").cached
+    assert (Path(made.path or "") / MANIFEST).stat().st_mtime > 1, "it was used"
 
 
 def test_a_folder_of_the_user_has_no_such_note(tmp_path: Path) -> None:
@@ -181,6 +187,44 @@ def test_a_finished_run_whose_journal_a_kill_left_is_read_and_tidied(run: sm.Run
     with Claim(folder, run.manifest["identity"]) as claim:
         assert claim.finished is not None
     assert {path.name for path in folder.iterdir()} == {MANIFEST, SCORES}
+
+
+def test_columns_that_a_kill_left_beside_the_journal_are_discarded_and_its_scores_stay(
+    run: sm.Run, tmp_path: Path
+) -> None:
+    folder = tmp_path / "new"
+    for number in range(2):
+        with Claim(folder, {"model": "m"}) as claim:
+            claim.begin()
+            assert sorted(path.name for path in folder.iterdir()) == [LOCK, "partial.journal"]
+            journal = claim.open_journal()
+            assert len(list(journal.replay())) == number
+            journal.append(number, b"scores")
+            shutil.copy(Path(run.path or "") / SCORES, folder / SCORES)
+
+
+def test_a_copy_of_a_run_has_its_scores_and_an_identity_of_its_own(run: sm.Run, tmp_path: Path) -> None:
+    identity = {**run.manifest["identity"], "engine": "another"}
+    with Claim(tmp_path / "copy", identity) as claim:
+        copy = claim.copy(run, "command", "question")
+    loaded = sm.load(tmp_path / "copy")
+    assert np.array_equal(loaded.scores.logprob, run.scores.logprob)
+    assert (loaded.manifest["identity"], copy.path) == (identity, str(tmp_path / "copy"))
+    assert set(run.manifest) - set(loaded.manifest) == {"command", "question"} & set(run.manifest)
+    assert (run.plan_digest, run.perplexity) == (loaded.plan_digest, loaded.perplexity)
+
+
+def test_a_cache_whose_file_system_has_no_locks_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def refuse(*_: object) -> None:
+        asked.append(_)
+        assert len(asked) < 3, "it asks again and again"
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(RunError, match="cannot be locked"):
+        sm.ppl("table:uniform", text=TEXT + "without locks")
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:

@@ -33,15 +33,6 @@ def test_a_saved_run_loads_to_the_same_numbers_and_columns(tmp_path: Path) -> No
     assert not (tmp_path / "run" / JOURNAL).exists()
 
 
-def test_the_table_holds_every_target_with_its_text(tmp_path: Path) -> None:
-    table = make(tmp_path / "run").to_arrow()
-    assert table.num_rows == len(TEXT) - 1
-    assert "".join(table.column("text").to_pylist()) == TEXT[1:]
-    assert {"window", "document", "token", "id", "logprob", "rank", "entropy", "top", "top_logprob"} <= set(
-        table.column_names
-    )
-
-
 def test_an_unfinished_run_is_not_taken_for_whole(tmp_path: Path) -> None:
     identity = {"model": "m", "plan": "p", "engine": "e"}
     records = RecordFile(tmp_path / JOURNAL, {**HEADER, "identity": identity})

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scoremode.core import extensions
+from scoremode.core import entry_points, extensions
 from scoremode.core.installation import pip_install
 from scoremode.core.models.facts import resolve
 from scoremode.core.text.corpus import Corpus, load
@@ -255,6 +255,70 @@ def test_a_long_file_is_not_held_three_times_and_jsonl_is_streamed(tmp_path: Pat
     assert measured_alone(peak_bytes, path)[0] < 2.2 * size
     line = json.dumps({"text": "x" * 1000}).encode() + b"\n"
     assert measured_alone(peak_bytes, write(tmp_path / "a.jsonl", line * 8000))[0] < 1 << 20
+
+
+# ── what a name stands for ───────────────────────────────────────────────────────────────────────────────────────────
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    """Texts in a folder, beside files that are not read from one."""
+    folder = tmp_path / "notes"
+    for name in ("b.TXT", "deep/a.md", "c.jsonl", "code.py", ".hidden.txt", ".git/x.txt", "[1].txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text('{"text": "c"}' if name == "c.jsonl" else name)
+    return folder
+
+
+def test_a_folder_a_pattern_and_a_uri_stand_for_files_sorted_by_name(
+    notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(notes.parent)
+    files = ["[1].txt", "b.TXT", "c", "deep/a.md"]
+    for name, label in (("notes", "notes"), ("notes/", "notes"), (f"file://{notes}", "notes")):
+        corpus = load(name)
+        assert (corpus.name, corpus.layout, rows(corpus)) == (label, "documents", files)
+    pattern = load("notes/**/*.[mT]*")
+    assert (pattern.name, rows(pattern)) == ("notes/**/*.[mT]*", ["b.TXT", "deep/a.md"])
+    assert (load("notes/[1].txt").name, rows(load("notes/[1].txt"))) == ("[1].txt", ["[1].txt"])
+    several = load(["notes/c.jsonl", "notes/deep", "python-docs"], num_samples=3)
+    assert (several.name, several.parts) == ("c.jsonl+deep+python-docs", ("c.jsonl", "a.md", "python-docs"))
+    wiki = load(f"wikitext2:file://{notes}/b.TXT")
+    assert (wiki.name, wiki.layout, rows(wiki)) == ("wikitext2", "lines", ["b.TXT"])
+
+
+def test_a_file_may_have_the_name_of_a_corpus_that_cannot_be_used(notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = entry_points.Refused("haiku", "more-corpora", "update it")
+    monkeypatch.setattr("scoremode.core.text.corpus.corpora", lambda: entry_points.Plugins({}, (refused,)))
+    assert complaint("haiku") == "the corpus 'haiku' cannot be used; haiku of the package more-corpora: update it"
+    assert "no corpus or file 'senryu'" in complaint("senryu")
+    monkeypatch.chdir(notes)
+    write(Path("haiku"), "an old silent pond")
+    assert rows(load("haiku")) == ["an old silent pond"]
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "line"),
+    [
+        (None, {}, "no text was given; give one of --corpus NAME-or-FILE, --text TEXT, --dataset NAME"),
+        (None, {"text": "a", "dataset": "b"}, "--text and --dataset were given together; give one of"),
+        ("python-docs", {"text": "a"}, "--corpus and --text were given together"),
+        ("", {}, "--corpus is empty; give a name or a file"),
+        (None, {"text": ""}, "--text is empty; give it a value, as in --text WORDS"),
+        ("python-docs", {"field": ""}, "--field is empty; give it a value"),
+        (None, {"text": "\udcff"}, "--text is not UTF-8; give text in UTF-8, or a file with --corpus"),
+        (["-", "-"], {}, "- was given twice, and standard input can be read only once; give it once"),
+        ("python-docs", {"split": "test"}, "--split was given without --dataset; name a dataset, or leave --split out"),
+        ("python-docs", {"dataset_config": "x"}, "--dataset-config was given without --dataset; name a dataset"),
+        ("python-docs", {"num_samples": 0}, "--num-samples 0 leaves no text; give 1 or more"),
+        ("python-docs", {"field": "text"}, "--field does not apply to plain text; leave --field out"),
+        (None, {"dataset": "python-docs"}, "python-docs is no dataset but a text that is known here; give --corpus"),
+        (None, {"dataset": __file__.replace(".py", ".txt")}, "--dataset needs the package 'datasets'"),
+    ],
+)
+def test_arguments_that_do_not_go_together(
+    names: Any, options: dict[str, Any], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert complaint(names, **options).startswith(line)
 
 
 # ── several texts ────────────────────────────────────────────────────────────────────────────────────────────────────

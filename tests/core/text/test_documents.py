@@ -23,7 +23,6 @@ from scoremode.core.text.documents import (
 )
 from scoremode.core.text.files import lines_of
 from scoremode.core.text.tokenizer import ByteTokenizer
-from scoremode.core.text.tokens import tokenize
 from scoremode.errors import CorpusError
 
 LINES = ["", " = Title = \n", "", " Some text . \n", " = Other = \n"]
@@ -138,13 +137,6 @@ def test_the_detokenised_pages_and_their_words_and_bytes_are_those_of_lm_eval(wi
 )
 def test_wikitext_is_detokenised(page: str, prose: str) -> None:
     assert detokenised(page) == prose
-
-
-# ── documents and tokens ─────────────────────────────────────────────────────────────────────────────────────────────
-def test_tokens_belong_to_the_documents_given_beside_them() -> None:
-    documents = RereadDocuments(corpus_of("documents", "ab", "cde"), "join-lines", ByteTokenizer())
-    assert [d.text for d in documents] == ["ab", "cde"]
-    assert tokenize(documents, ByteTokenizer(), special=True).doc_starts.tolist() == [0, 2, 5]
 
 
 # ── several texts ────────────────────────────────────────────────────────────────────────────────────────────────────

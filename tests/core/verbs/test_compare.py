@@ -178,7 +178,7 @@ def test_the_cached_reference_is_named_by_all_that_decides_it(
     compare(*names, dtype="bfloat16", **asked)
     text.write_text(TEXT[:-20])
     compare(*names, **asked)
-    monkeypatch.setattr("scoremode.core.verbs.question.NUMERICS", 99)
+    monkeypatch.setattr("scoremode.core.verbs.planned.NUMERICS", 99)
     compare(*names, **asked)
     folders = sorted((tmp_path / "cache" / "references").iterdir())
     assert len(folders) == 4

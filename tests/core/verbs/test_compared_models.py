@@ -45,15 +45,15 @@ def wanted(engine: str | None = None, **options: Any) -> CompareRequest:
 def test_each_model_gets_its_engine_and_the_options_that_it_has(tiny: Path, made: Path, other: Path) -> None:
     its, how = assign_engines(str(tiny), [str(made), str(other)], wanted("transformers", threads=1, dtype="float32"))
     assert its is not None
-    assert (its.plugin.name, its.options) == ("transformers", {"dtype": "float32"})
-    assert (how[str(made)].plugin.name, how[str(made)].options) == ("llamacpp", {"threads": 1})
-    assert how[str(other)].options == {"dtype": "float32"}
+    assert (its.plugin.name, its.arguments) == ("transformers", {"dtype": "float32"})
+    assert (how[str(made)].plugin.name, how[str(made)].arguments) == ("llamacpp", {"threads": 1})
+    assert how[str(other)].arguments == {"dtype": "float32"}
 
 
 def test_an_option_that_no_engine_of_the_comparison_has_is_left_to_be_refused(tiny: Path, made: Path) -> None:
     its, how = assign_engines(str(tiny), [str(made)], wanted(quantization="awq"))
     assert its is not None
-    assert its.options == how[str(made)].options == {"quantization": "awq"}
+    assert its.arguments == how[str(made)].arguments == {"quantization": "awq"}
     with pytest.raises(OptionError, match="--quantization does not apply"):
         sm.compare(str(tiny), str(made), quantization="awq", **ASKED)
     with pytest.raises(OptionError, match="nonsense"):

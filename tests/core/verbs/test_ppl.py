@@ -11,7 +11,7 @@ import pytest
 
 import scoremode as sm
 from scoremode.core.scores.answers import measured
-from scoremode.core.verbs.question import identify
+from scoremode.core.verbs.planned import identify
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import OptionError, RunError
 from scoremode.values import NUMERICS
@@ -53,7 +53,7 @@ def test_another_version_of_the_numbers_is_another_run(monkeypatch: pytest.Monke
     assert first.manifest["identity"]["numerics"] == NUMERICS
     assert "scoremode" not in first.manifest["identity"]["versions"]
     assert first.manifest["versions"]["scoremode"] == sm.__version__
-    monkeypatch.setattr("scoremode.core.verbs.question.NUMERICS", NUMERICS + 1)
+    monkeypatch.setattr("scoremode.core.verbs.planned.NUMERICS", NUMERICS + 1)
     assert not sm.ppl("table:uniform", text=text).cached
 
 

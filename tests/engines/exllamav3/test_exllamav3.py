@@ -9,6 +9,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
@@ -29,6 +30,7 @@ from scoremode.engines.exllamav3 import ExllamaPlugin
 from scoremode.engines.exllamav3.engine import PagedCache
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.values import Floats
+from tests.engines.judging import random_windows, scored
 from tests.makers import make_small_llama, make_tokenizer
 
 EXL3 = {"quant_method": "exl3", "bits": 3.5}
@@ -139,12 +141,11 @@ def test_unquantized_weights_give_what_transformers_gives(tmp_path: Path) -> Non
     source = WindowList(
         (Window(ids, np.arange(199, dtype=np.int32), ids[1:, None]), Window(ids, rows, ids[rows][:, None]))
     )
-    done = np.zeros(2, np.bool_)
     engines: dict[str, dict[str, Any]] = {"exllamav3": {}, "transformers": {"dtype": "float16", "device": "cuda"}}
     found = {}
     for name, options in engines.items():
         engine = open_engine(choose(str(folder), name, options), Work(longest=200))
-        found[name] = dict(engine.score(source, done))
+        found[name] = scored(engine, source)
         engine.close()
     for index in (0, 1):
         gap = np.abs(found["exllamav3"][index].logprob - found["transformers"][index].logprob)
@@ -180,11 +181,9 @@ def test_a_baseline_with_logits_alone_has_the_divergence_of_its_own_logits(tmp_p
 
 # ── the decode path ──────────────────────────────────────────────────────────────────────────────────────────────────
 def windows_of(*lengths: int) -> WindowList:
-    """Windows of random ids that ask for every row, the last of them for its last row alone."""
-    ids = [np.random.default_rng(n).integers(2, 1000, n).astype(np.int32) for n in lengths]
-    found = [Window(x, np.arange(len(x) - 1, dtype=np.int32), x[1:, None]) for x in ids]
-    found[-1] = Window(ids[-1], found[-1].rows[-1:], found[-1].targets[-1:])
-    return WindowList(tuple(found))
+    """Windows that ask for every row, the last of them for its last row alone."""
+    *others, last = random_windows(*lengths, vocabulary=1000).items
+    return WindowList((*others, replace(last, rows=last.rows[-1:], targets=last.targets[-1:])))
 
 
 class PretendedModel:
@@ -296,7 +295,7 @@ def four_bits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def answers_of(folder: Path, path: DecodePath | None, done: tuple[int, ...] = (), **options: Any) -> dict[int, Any]:
     engine = open_engine(choose(str(folder), "exllamav3", options), Work(longest=300, path=path))
     try:
-        return dict(engine.score(DECODED, np.isin(np.arange(len(DECODED)), done)))
+        return scored(engine, DECODED, done)
     finally:
         engine.close()
 

@@ -23,7 +23,8 @@ from scoremode.core.scores.answers import Window, WindowList, measured
 from scoremode.engines.llamacpp.engine import LlamaCppEngine
 from scoremode.engines.llamacpp.library import Batch, library
 from scoremode.errors import EngineError, OptionError
-from tests.engines.llamacpp.test_engine import assert_same_bits, kl_of, own_tokens, random_ids, scored
+from tests.engines.judging import random_windows, scored
+from tests.engines.llamacpp.test_engine import assert_same_bits, kl_of
 from tests.gguf_files import gguf_of
 from tests.makers import VOCABULARY
 
@@ -31,7 +32,7 @@ Logits = dict[tuple[int, int], np.ndarray[Any, Any]]
 """The logits after each token: by window and position."""
 
 GGML_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
-SOURCE = WindowList(tuple(own_tokens(random_ids(n, n)) for n in (40, 7, 33, 2, 40, 21, 12)))
+SOURCE = random_windows(40, 7, 33, 2, 40, 21, 12)
 
 
 def single_token_loop(
@@ -120,14 +121,6 @@ def test_every_logit_is_that_of_a_loop_over_single_tokens(tiny_gguf: Path, path:
 
 def own_row(expected: Logits, batch: Any, windows: Sequence[Window], row: tuple[int, int]) -> Any:
     return expected[int(batch[row[0]]), int(windows[row[0]].rows[row[1]])]
-
-
-def test_a_resumed_run_ends_in_the_same_bits(tiny_gguf: Path) -> None:
-    engine = engine_of(tiny_gguf, DecodePath(3))
-    everything, rest = scored(engine, SOURCE), scored(engine, SOURCE, done=(0, 3, 4))
-    assert sorted(rest) == [1, 2, 5, 6]
-    for index, answers in rest.items():
-        assert_same_bits(answers, everything[index])
 
 
 def test_a_step_must_fit_into_a_decode(tiny_gguf: Path) -> None:
@@ -229,14 +222,6 @@ def test_texts_are_those_of_transformers(tiny: Path, tiny_gguf: Path) -> None:
             far = [np.abs(a - b).max() for a, b in zip(getattr(here, name), getattr(there, name), strict=True)]
             assert max(far) < 1e-4
         assert here.manifest["sampling"]["ends"] == there.manifest["sampling"]["ends"]
-
-
-def test_the_decode_path_gives_the_log_probabilities_of_the_texts(tiny: Path, tiny_gguf: Path) -> None:
-    written = sm.rollouts(str(tiny_gguf), PROMPTS, max_tokens=16, temperature=1, samples=2, sequences=12, **EXACT)
-    run = sm.ppl(str(tiny_gguf), corpus=written, path="decode", sequences=12, **EXACT)
-    assert np.abs(run.scores.logprob - np.concatenate(written.raw_logprob)).max() < 2e-5
-    other = sm.ppl(str(tiny), corpus=written, path="decode", dtype="float32")
-    assert np.abs(other.scores.logprob - run.scores.logprob).max() < 1e-4
 
 
 def test_rows_that_are_not_asked_for_are_fed_and_not_given(tiny_gguf: Path) -> None:

@@ -9,18 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scoremode.core.engine.messages import own_tokens
 
-from scoremode.core.engine.base import StoredDistributions, Wanted
+from scoremode.core.engine.base import StoredDistributions
 from scoremode.core.engine.baseline import held_states
 from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import choose, open_engine
-from scoremode.core.scores.answers import Answers, Window, WindowList, WindowSource, measured
+from scoremode.core.scores.answers import Answers, Window, WindowList, measured
 from scoremode.engines.llamacpp.engine import LlamaCppEngine
 from scoremode.errors import EngineError, ModelError
 from scoremode.head.columns import define_columns
 from scoremode.head.divergence import define_divergence
 from scoremode.head.sixteen_bits import encode_records, kl_from_records
 from scoremode.values import Ids, Raw
+from tests.engines.judging import assert_defined, random_ids, scored
 from tests.gguf_files import gguf_of
 from tests.makers import VOCABULARY
 
@@ -31,20 +33,6 @@ def engine_for(file: Path, longest: int = 128, **options: Any) -> LlamaCppEngine
     engine = open_engine(choose(str(file), None, {"threads": 1, **FLOAT32, **options}), Work(longest=longest))
     assert isinstance(engine, LlamaCppEngine)
     return engine
-
-
-def scored(engine: Any, source: WindowSource, done: tuple[int, ...] = (), **want: Any) -> dict[int, Answers]:
-    mask = np.zeros(len(source), np.bool_)
-    mask[list(done)] = True
-    return dict(engine.score(source, mask, Wanted(**want)))
-
-
-def random_ids(length: int, seed: int = 0) -> Ids:
-    return np.random.default_rng(seed).integers(2, VOCABULARY, length).astype(np.int32)
-
-
-def own_tokens(ids: Ids) -> Window:
-    return Window(ids, np.arange(len(ids) - 1, dtype=np.int32), ids[1:, None])
 
 
 @pytest.fixture(scope="module")
@@ -67,13 +55,7 @@ def true_logits(judge: Any, window: Window, vocabulary: int = VOCABULARY) -> tor
 
 
 def assert_true(answers: Answers, judge: Any, window: Window, vocabulary: int = VOCABULARY) -> None:
-    truth: Any = define_columns(
-        true_logits(judge, window, vocabulary), torch.from_numpy(window.targets.astype(np.int64))
-    )
-    for name in ("logprob", "entropy", "top_logprob"):
-        assert np.abs(getattr(answers, name) - getattr(truth, name).numpy()).max() < 1e-4, name
-    assert np.array_equal(measured(answers.rank), truth.rank.numpy())
-    assert np.array_equal(measured(answers.top), truth.top.numpy())
+    assert_defined(answers, true_logits(judge, window, vocabulary), window, 1e-4)
 
 
 def assert_same_bits(one: Answers, other: Answers) -> None:
@@ -82,27 +64,6 @@ def assert_same_bits(one: Answers, other: Answers) -> None:
 
 
 # ── the numbers ──────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_every_column_equals_the_float64_reading_of_the_same_weights(engine: LlamaCppEngine, judge: Any) -> None:
-    windows = WindowList(tuple(own_tokens(random_ids(n, n)) for n in (2, 3, 17, 127, 128)))
-    found = scored(engine, windows)
-    assert sorted(found) == list(range(5))
-    for index, answers in found.items():
-        assert_true(answers, judge, windows.window(index))
-
-
-@pytest.mark.parametrize("rows", [[0], [19], [0, 7, 19], [3, 4, 18]])
-@pytest.mark.parametrize("targets", [1, 3])
-def test_any_rows_and_any_targets(engine: LlamaCppEngine, judge: Any, rows: list[int], targets: int) -> None:
-    wanted = np.random.default_rng(1).integers(0, VOCABULARY, (len(rows), targets)).astype(np.int32)
-    window = Window(random_ids(20), np.array(rows, np.int32), wanted)
-    assert_true(scored(engine, WindowList((window,)))[0], judge, window)
-
-
-def test_ids_behind_the_plans_vocabulary_get_no_probability(engine: LlamaCppEngine, judge: Any) -> None:
-    window = own_tokens(random_ids(30) % 200)
-    assert_true(scored(engine, WindowList((window,), vocabulary=200))[0], judge, window, 200)
-
-
 @pytest.mark.parametrize("n_batch", [1, 4, 7, 50, 127])
 def test_several_decodes_of_one_window_equal_one(
     tiny_gguf: Path, engine: LlamaCppEngine, judge: Any, n_batch: int
@@ -209,17 +170,6 @@ def test_a_shared_prompt_is_fed_once_and_gives_the_scores_of_windows_that_are_fe
         assert_true(answers, judge, source.window(index))
 
 
-@pytest.mark.parametrize("grouped", [True, False])
-def test_what_is_done_is_not_scored_again_and_changes_no_bit_of_the_rest(engine: LlamaCppEngine, grouped: bool) -> None:
-    source = prompted() if grouped else WindowList(prompted().items)
-    everything = scored(engine, source)
-    rest = scored(engine, source, done=(0, 2, 4))
-    assert sorted(rest) == [1, 3]
-    for index, answers in rest.items():
-        assert_same_bits(answers, everything[index])
-    assert scored(engine, source, done=(0, 1, 2, 3, 4)) == {}
-
-
 # ── divergences and records ──────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize("vocabulary", [None, 200])
 def test_the_divergence_from_hidden_states_equals_its_float64_definition(
@@ -313,10 +263,3 @@ def test_a_prompt_longer_than_a_batch_is_shared_too(tiny_gguf: Path, judge: Any)
     source = prompted()
     for index, answers in scored(engine_for(tiny_gguf, n_batch=16), source).items():
         assert_true(answers, judge, source.window(index))
-
-
-def test_a_group_whose_windows_share_nothing_is_scored_all_the_same(engine: LlamaCppEngine, judge: Any) -> None:
-    windows = tuple(own_tokens(random_ids(n, n)) for n in (5, 9, 2))
-    source = WindowList(windows, np.array([3, 3, 3]))
-    for index, answers in scored(engine, source).items():
-        assert_true(answers, judge, windows[index])

@@ -17,6 +17,7 @@ import scoremode as sm
 from scoremode.core.engine.base import SCORES, Engine, EngineFacts, Wanted
 from scoremode.core.engine.logits import LogitsReducer
 from scoremode.core.plan.plan import Plan
+from scoremode.core.plan.question import Question
 from scoremode.core.scores.answers import Answers, Window, WindowSource
 from scoremode.core.scores.schema import DIVERGENCE
 from scoremode.core.store.runs import MANIFEST
@@ -98,7 +99,7 @@ def llamacpp_logits(file: Path, windows: list[Window], **cache: Any) -> list[tor
 
 
 def plan_of(model: Path | str, question: dict[str, Any]) -> Plan:
-    return LazyModel.named(str(model)).ask(question).plan
+    return LazyModel.named(str(model)).ask(Question(**question)).plan
 
 
 def windows_of(plan: Plan) -> list[Window]:

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
 from gguf import GGUFReader
 from gguf.quants import dequantize
 
@@ -18,19 +17,18 @@ from tests.gguf_files import gguf_of
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "requantize_gguf.py"
 
 
-@pytest.mark.parametrize(("kind", "furthest"), [("F32", 0.0), ("Q8_0", 0.01)])
-def test_a_file_is_rounded_to_another_type(kind: str, furthest: float, wider: Path, tmp_path: Path) -> None:
+def test_a_file_is_rounded_to_another_type(wider: Path, tmp_path: Path) -> None:
     source = gguf_of(wider, tmp_path / "wide.gguf")
-    command = [sys.executable, str(EXAMPLE), str(source), str(tmp_path), "--types", kind]
+    command = [sys.executable, str(EXAMPLE), str(source), str(tmp_path), "--types", "Q8_0"]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
-    made = tmp_path / f"{source.stem}-{kind}.gguf"
+    made = tmp_path / f"{source.stem}-Q8_0.gguf"
     before, after = read_gguf(str(source)), read_gguf(str(made))
-    assert after.quantization == kind
+    assert after.quantization == "Q8_0"
     assert [t.name for t in after.tensors] == [t.name for t in before.tensors]
     assert sm.ppl(str(made), text="a cab, a bad cab and a dab").perplexity.value > 1
     one, other = (GGUFReader(file).tensors for file in (source, made))
     for mine, its in zip(one, other, strict=True):
         exact, rounded = (dequantize(t.data, t.tensor_type) for t in (mine, its))
         error = np.sqrt(np.mean((exact - rounded) ** 2) / np.mean(exact**2))
-        assert error <= furthest
-        assert (error == 0) == (kind == "F32" or exact.ndim == 1)
+        assert error <= 0.01
+        assert (error == 0) == (exact.ndim == 1)

@@ -15,9 +15,10 @@ from mlx.utils import tree_flatten
 from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import choose, open_engine
 from scoremode.core.plan.path import DecodePath
-from scoremode.core.scores.answers import Answers, Window, WindowList
+from scoremode.core.scores.answers import Answers, WindowList
 from scoremode.engines.mlx.engine import MlxEngine
 from scoremode.engines.mlx.model import keeping_limits
+from tests.engines.judging import all_scored
 
 with keeping_limits():
     from mlx_lm import convert
@@ -56,27 +57,15 @@ def changed_config(folder: Path, to: Path, **changes: Any) -> Path:
     return to
 
 
-def own_windows(vocabulary: int, *lengths: int, seed: int = 0) -> WindowList:
-    """Windows of random ids, of which every token but the first is a target."""
-    random = np.random.default_rng(seed)
-    ids = [random.integers(3, vocabulary, length).astype(np.int32) for length in lengths]
-    return WindowList(tuple(Window(own, np.arange(len(own) - 1, dtype=np.int32), own[1:, None]) for own in ids))
-
-
 def opened(folder: Path, path: DecodePath | None = None, **options: Any) -> MlxEngine:
     engine = open_engine(choose(str(folder), "mlx", options), Work(path=path))
     assert isinstance(engine, MlxEngine)
     return engine
 
 
-def scored(engine: Any, source: WindowList, **more: Any) -> list[Answers]:
-    found = dict(engine.score(source, np.zeros(len(source), np.bool_), **more))
-    return [found[index] for index in range(len(source))]
-
-
 def judged(folder: Path, source: WindowList) -> list[Answers]:
     """The scores of Transformers in float32."""
-    return scored(open_engine(choose(str(folder), "transformers", {"dtype": "float32"}), Work()), source)
+    return all_scored(open_engine(choose(str(folder), "transformers", {"dtype": "float32"}), Work()), source)
 
 
 def far(ours: list[Answers], theirs: list[Answers]) -> float:

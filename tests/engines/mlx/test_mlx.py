@@ -29,7 +29,8 @@ from scoremode.core.plan.path import DecodePath
 from scoremode.core.scores.answers import Window, WindowList, measured
 from scoremode.engines.mlx import MlxPlugin
 from scoremode.errors import EngineError, ModelError, OptionError
-from tests.engines.mlx.makers import changed_config, far, judged, loaded, opened, own_windows, plain_of, scored
+from tests.engines.judging import all_scored, random_windows
+from tests.engines.mlx.makers import changed_config, far, judged, loaded, opened, plain_of
 from tests.makers import VOCABULARY, make_family, make_tiny_model, make_tokenizer
 
 Make = Callable[..., Path]
@@ -53,14 +54,14 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ── numbers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_three_thousand_targets_are_those_of_transformers(stories: Path, mlx_of: Make, tmp_path: Path) -> None:
     """Every column, plain and in 4 bits, with both heads. Rows of 172 numbers stay unquantized."""
-    text = own_windows(512, *[376] * 8)
+    text = random_windows(*[376] * 8, vocabulary=512)
     assert sum(len(window.rows) for window in text.items) == 3000
-    plain = scored(opened(stories), text)
+    plain = all_scored(opened(stories), text)
     assert far(plain, judged(stories, text)) < NATS
     quantized = mlx_of(stories, q_bits=4, q_group_size=64)
     truth = judged(plain_of(quantized, stories, tmp_path / "plain"), text)
     for head in ("exact", "as-served"):
-        assert far(scored(opened(quantized, head=head), text), truth) < NATS
+        assert far(all_scored(opened(quantized, head=head), text), truth) < NATS
     assert far(plain, truth) > 0.1
 
 
@@ -68,11 +69,11 @@ def test_three_thousand_targets_are_those_of_transformers(stories: Path, mlx_of:
 def test_every_format_is_that_of_transformers_with_its_weights(
     wide: Path, mlx_of: Make, tmp_path: Path, name: str
 ) -> None:
-    folder, text = mlx_of(wide, **FORMATS[name]), own_windows(VOCABULARY, 60, 31)
+    folder, text = mlx_of(wide, **FORMATS[name]), random_windows(60, 31)
     truth = judged(plain_of(folder, wide, tmp_path / "plain"), text)
     for head in ("exact", "as-served"):
         engine = opened(folder, head=head)
-        assert far(scored(engine, text), truth) < NATS
+        assert far(all_scored(engine, text), truth) < NATS
         assert engine.facts.head == {"exact": "exact-fp32", "as-served": "as-served"}[head]
     assert not any("not quantized" in note for note in engine.facts.notes)
     assert engine.facts.device == str(mx.default_device().type).removeprefix("DeviceType.")
@@ -88,9 +89,9 @@ def test_scaled_and_capped_logits(kind: str, head: str, tmp_path: Path) -> None:
     more: dict[str, Any] = {"rope_theta": rope["rope_theta"], "head_dim": 16}
     if kind == "gemma2":
         more |= {"attn_logit_softcapping": 50.0, "sliding_window": 64}
-    model, text = changed_config(folder, tmp_path / "model", **more), own_windows(VOCABULARY, 40)
+    model, text = changed_config(folder, tmp_path / "model", **more), random_windows(40)
     engine = opened(model, head=head)
-    assert far(scored(engine, text), judged(model, text)) < NATS
+    assert far(all_scored(engine, text), judged(model, text)) < NATS
     assert engine.facts.notes == ()
     shape = {"gemma2": (1.0, 3.0), "cohere": (0.25, None), "granite": (0.25, None)}[kind]
     assert engine.head is None or (engine.head.scale, engine.head.softcap) == shape
@@ -117,57 +118,57 @@ def test_gemma3_with_nested_rope_parameters_and_a_nested_language_model(tmp_path
     rope = {"full_attention": {"rope_theta": 50000.0}, "sliding_attention": {"rope_theta": 700.0}}
     ropes = {kind: {"rope_type": "default", **one} for kind, one in rope.items()}
     layers = {"sliding_window": 16, "query_pre_attn_scalar": 16, "layer_types": [*reversed(rope)]}
-    folder, text = small(tmp_path / "made", "Gemma3", rope_parameters=ropes, **layers), own_windows(VOCABULARY, 60, 31)
+    folder, text = small(tmp_path / "made", "Gemma3", rope_parameters=ropes, **layers), random_windows(60, 31)
     odd = opened(changed_config(folder, tmp_path / "odd", sliding_window_pattern=2))
     words = "rope_theta 1e+06 instead of 50000 and rope_local_base_freq 10000 instead of 700"
     assert odd.facts.notes == (f"mlx-lm does not read rope_parameters: it computes with {words}",)
     flat = {"rope_theta": 50000.0, "rope_local_base_freq": 700.0, "sliding_window_pattern": 2}
     config, weights = json.loads((folder / "config.json").read_text()) | flat, load_file(folder / "model.safetensors")
-    assert far(scored(odd, text), truth := judged(folder, text)) > 0.1
+    assert far(all_scored(odd, text), truth := judged(folder, text)) > 0.1
     whole = {"model_type": "gemma3", "text_config": config, "vocab_size": VOCABULARY}
     nested = changed_config(folder, tmp_path / "nested", **whole)
     save_file({f"language_model.{name}": x for name, x in weights.items()}, nested / "model.safetensors")
     for head in ("exact", "as-served"):
         engine = opened(nested, head=head)
         assert engine.facts.notes == ()
-        assert far(scored(engine, text), truth) < NATS
+        assert far(all_scored(engine, text), truth) < NATS
 
 
 def test_falcon_h1_has_a_scaled_head_and_no_key_multiplier(tmp_path: Path) -> None:
     sizes = {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1}
     factors = {"lm_head_multiplier": 0.5, "embedding_multiplier": 2.0, "key_multiplier": 0.75}
     folder = small(tmp_path / "made", "FalconH1", tie_word_embeddings=True, **sizes, **factors)
-    engine, text = opened(folder), own_windows(VOCABULARY, 20)
+    engine, text = opened(folder), random_windows(20)
     assert engine.head is not None
     assert engine.head.scale == 0.25
     assert "mlx-lm does not use key_multiplier: it computes without the factor 0.75" in engine.facts.notes
-    assert far(scored(engine, text), scored(opened(folder, head="as-served"), text)) < NATS
+    assert far(all_scored(engine, text), all_scored(opened(folder, head="as-served"), text)) < NATS
 
 
 def test_a_tied_head_is_found_where_other_matrices_have_its_rows(tmp_path: Path) -> None:
     odd = {"intermediate_size": VOCABULARY, "tie_word_embeddings": True, "rope_theta": 10000.0}
-    folder, text = small(tmp_path / "made", "Llama", **odd), own_windows(VOCABULARY, 30)
-    assert far(scored(opened(folder), text), judged(folder, text)) < NATS
+    folder, text = small(tmp_path / "made", "Llama", **odd), random_windows(30)
+    assert far(all_scored(opened(folder), text), judged(folder, text)) < NATS
 
 
 def test_the_served_head_gives_the_models_own_bits(wide: Path, mlx_of: Make) -> None:
     """In bfloat16, where it rounds logits, and the exact head does not."""
-    folder, text = mlx_of(wide, q_bits=4, q_group_size=64, dtype="bfloat16"), own_windows(VOCABULARY, 50)
+    folder, text = mlx_of(wide, q_bits=4, q_group_size=64, dtype="bfloat16"), random_windows(50)
     engine, (window,) = opened(folder, head="as-served"), text.items
     expected = loaded(folder)(mx.array(window.ids[None, :-1]))[0].astype(mx.float32)
     hidden = engine._states(window.ids[None, :-1])[0]
     assert torch.equal(engine._served_logits(hidden), torch.from_numpy(np.array(expected)))
     assert engine.facts.dtype == "bfloat16"
-    (served,), (exact,) = scored(engine, text), scored(opened(folder), text)
+    (served,), (exact,) = all_scored(engine, text), all_scored(opened(folder), text)
     assert 1e-4 < np.abs(served.logprob - exact.logprob).max() < 0.2
 
 
 def test_its_own_perplexity(stories: Path, mlx_of: Make) -> None:
     from mlx_lm.perplexity import eval_ppl
 
-    folder, text = mlx_of(stories, q_bits=8, q_group_size=32), own_windows(512, *[128] * 6)
+    folder, text = mlx_of(stories, q_bits=8, q_group_size=32), random_windows(*[128] * 6, vocabulary=512)
     theirs, _ = eval_ppl(loaded(folder), mx.array(np.stack([window.ids for window in text.items])), 3)
-    ours = np.concatenate([answers.logprob for answers in scored(opened(folder, head="as-served"), text)])
+    ours = np.concatenate([answers.logprob for answers in all_scored(opened(folder, head="as-served"), text)])
     assert np.exp(-ours.mean()) == pytest.approx(theirs, rel=1e-5)
 
 
@@ -184,23 +185,13 @@ def test_a_comparison_and_a_reference(wide: Path, mlx_of: Make, tmp_path: Path) 
     assert np.abs(measured(again.kl)).max() < 1e-6
 
 
-def test_prompts_are_fed_once_and_change_nothing(stories: Path) -> None:
-    head = "Once upon a time, there was a little"
-    both = [
-        sm.prob(str(stories), prompt=head, targets=[" girl named Lily", " dog"], engine=engine)
-        for engine in ("mlx", "transformers")
-    ]
-    ours, theirs = (np.array([one.log_prob for one in found]) for found in both)
-    assert np.abs(ours - theirs).max() < NATS
-
-
 def test_no_logits_of_a_whole_window_are_in_memory(tmp_path: Path) -> None:
     big = make_tiny_model(tmp_path, adds_bos=False, vocab_size=40_000, max_position_embeddings=1024, hidden_size=32)
-    (window,) = own_windows(40_000, 1001).items  # 160 MB of logits
+    (window,) = random_windows(1001, vocabulary=40_000).items  # 160 MB of logits
     for head in ("exact", "as-served"):
         engine = opened(big, head=head)
         mx.reset_peak_memory()
-        scored(engine, WindowList((window,)))
+        all_scored(engine, WindowList((window,)))
         assert mx.get_peak_memory() - mx.get_active_memory() < 100e6
 
 
@@ -216,10 +207,14 @@ def test_steps_are_those_of_a_loop_over_its_own_cache(eight_bits: Path, cache: s
     from mlx_lm.generate import maybe_quantize_kv_cache
     from mlx_lm.models.cache import make_prompt_cache
 
-    text, path, options = own_windows(1003, 30, 12, 25), DecodePath(2, 3), dict[str, Any](head="as-served")
+    text, path, options = (
+        random_windows(30, 12, 25, vocabulary=1003),
+        DecodePath(2, 3),
+        dict[str, Any](head="as-served"),
+    )
     if cache is not None:
         options |= {"kv_cache_dtype": cache, "kv_group_size": 32, "quantized_kv_start": start}
-    found, model = scored(opened(eight_bits, path, **options), text), loaded(eight_bits)
+    found, model = all_scored(opened(eight_bits, path, **options), text), loaded(eight_bits)
     for window, answers in zip(text.items, found, strict=True):
         states, parts = make_prompt_cache(model), []
         for begin, end in [(0, 3), *((at, at + 1) for at in range(3, len(window.ids) - 1))]:
@@ -228,7 +223,7 @@ def test_steps_are_those_of_a_loop_over_its_own_cache(eight_bits: Path, cache: s
         logits = torch.from_numpy(np.concatenate(parts)).double().log_softmax(-1)
         truth = logits.gather(1, torch.from_numpy(window.targets.astype(np.int64))).numpy()
         assert np.abs(answers.logprob - truth).max() < 1e-5
-    prefilled = scored(opened(eight_bits, head="as-served"), text)
+    prefilled = all_scored(opened(eight_bits, head="as-served"), text)
     moved = max(np.abs(a.logprob - b.logprob).max() for a, b in zip(found, prefilled, strict=True))
     assert moved < 1e-5 if cache is None else moved > 1e-4
 
@@ -242,8 +237,8 @@ def test_types_of_the_cache_are_candidates(eight_bits: Path) -> None:
 
 
 def test_chunks_are_fed_to_one_cache(stories: Path) -> None:
-    text = own_windows(512, 100, 7)
-    assert far(scored(opened(stories, prefill_step_size=16), text), scored(opened(stories), text)) < 1e-5
+    text = random_windows(100, 7, vocabulary=512)
+    assert far(all_scored(opened(stories, prefill_step_size=16), text), all_scored(opened(stories), text)) < 1e-5
 
 
 def test_a_cache_that_cannot_be_quantized_is_refused(stories: Path, eight_bits: Path) -> None:
@@ -253,14 +248,6 @@ def test_a_cache_that_cannot_be_quantized_is_refused(stories: Path, eight_bits: 
         str(eight_bits), text="a dog " * 9, path="decode", kv_cache_dtype="int4", quantized_kv_start=900, fresh=True
     )
     assert any(note.startswith("no window read a quantized token: ") for note in late.manifest["notes"])
-
-
-def test_a_resumed_run_computes_the_same_batches(stories: Path) -> None:
-    text, engine = own_windows(512, 20, 30, 10, 25), opened(stories, DecodePath(2))
-    every, done = scored(engine, text), np.array([False, True, True, True])
-    ((index, answers),) = engine.score(text, done)
-    assert index == 0
-    assert np.array_equal(answers.logprob, every[0].logprob)
 
 
 # ── what is said and refused ─────────────────────────────────────────────────────────────────────────────────────────
@@ -311,8 +298,8 @@ def test_what_mlx_lm_does_not_compute_is_said(stories: Path, mlx_of: Make, tmp_p
         "and no llama3 scaling",
         "mlx-lm does not use sliding_window: it computes without the window of 16 tokens",
     )
-    assert scored(opened(odd), own_windows(512, 30))[0].logprob.sum() == pytest.approx(
-        scored(opened(stories), own_windows(512, 30))[0].logprob.sum()
+    assert all_scored(opened(odd), random_windows(30, vocabulary=512))[0].logprob.sum() == pytest.approx(
+        all_scored(opened(stories), random_windows(30, vocabulary=512))[0].logprob.sum()
     )
     engine = opened(mlx_of(stories, q_bits=4, q_group_size=128))
     assert engine.facts.settings["types"] == {"float32": 36}
@@ -322,9 +309,9 @@ def test_what_mlx_lm_does_not_compute_is_said(stories: Path, mlx_of: Make, tmp_p
 def test_refusals(wide: Path, stories: Path, tmp_path: Path) -> None:
     bad = Window(np.array([5, 700], np.int32), np.zeros(1, np.int32), np.array([[5]], np.int32))
     whole = Window(np.array([5, 700], np.int32), np.arange(2, dtype=np.int32), np.array([[5], [5]], np.int32))
-    scored(opened(stories), WindowList((bad,)))  # only the first token is fed
+    all_scored(opened(stories), WindowList((bad,)))  # only the first token is fed
     with pytest.raises(EngineError, match=r"the text has the id 700, and .* has the ids 0 to 511; use the model's own"):
-        scored(opened(stories), WindowList((whole,)))
+        all_scored(opened(stories), WindowList((whole,)))
     for options, words in {
         ("dtype", "float64"): "MLX does not compute models in float64; give --dtype float32",
         ("device", "cuda"): "--device cuda is not known to MLX; give cpu or gpu",

@@ -18,11 +18,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import numpy as np
+from scoremode.core.engine.messages import Asked
+from scoremode.core.scores.packing import CONTENT_TYPE
 
+from scoremode.core.scores.answers import Window
 from scoremode.core.text.token_text import BYTE_ALPHABET
+from scoremode.engines.server.served import SERVICE
 from scoremode.engines.table.engine import TableEngine
 from scoremode.values import Floats
 
+SCORE = f"{SERVICE}/score"
 OPENED = 21  # completions until the first window of a run is sent
 NAMES = {byte: name for name, byte in BYTE_ALPHABET.items()}  # of bytes, as byte-level tokenizers write them
 
@@ -61,6 +66,7 @@ class SmallServer:
     is_strict: bool = False  # does it refuse sampling parameters that OpenAI's API does not have?
     before_temperature: bool = True  # are the log-probabilities of written tokens those before the temperature?
     more: dict[str, Any] = field(default_factory=dict)  # what other paths answer
+    answers_of: Callable[[tuple[Window, ...]], bytes] = lambda windows: b""  # of a scoring service, in its binary form
     completions: int = 0
     lengths: list[int] = field(default_factory=list)  # of the prompts that were scored
     requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)  # path and headers of each
@@ -220,7 +226,11 @@ class _Handler(BaseHTTPRequestHandler):
         self._serve(None)
 
     def do_POST(self) -> None:
-        self._serve(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path == SCORE:
+            self._raw(self.server_.answers_of(Asked.from_bytes(body).windows), CONTENT_TYPE)
+        else:
+            self._serve(json.loads(body))
 
     def _serve(self, asked: dict[str, Any] | None) -> None:
         served, path = self.server_, self.path

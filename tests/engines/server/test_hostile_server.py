@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from scoremode.cli.main import main
-from scoremode.core.scores.packing import VERSION
+from scoremode.core.scores.messages import VERSION
 from scoremode.engines.server import link, subject
 from scoremode.engines.server import served as served_module
 from scoremode.engines.server.link import Link

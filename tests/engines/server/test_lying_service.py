@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from typing import Any
 
 import numpy as np
 import pytest
 
-from scoremode.core.engine.messages import Asked, answer_message, own_tokens
-from scoremode.core.scores.answers import Answers, Window, WindowList, check_answers
+from scoremode.core.scores.answers import Answers, Window, WindowList, check_answers, own_tokens
+from scoremode.core.scores.messages import answer_message
 from scoremode.core.text.tokenizer import ByteTokenizer
 from scoremode.engines.server.engine import ServiceEngine
 from scoremode.engines.server.link import Link
+from scoremode.engines.server.served import SERVICE as ROOT
 from scoremode.engines.server.served import ServerFacts, find_service
 from scoremode.engines.server.server_options import ServerOptions
 from scoremode.engines.server.subject import ComparedTokenizer, ServedSubject
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError
 from scoremode.values import Floats
-from tests.engines.server.small_server import sharp_logits
+from tests.engines.judging import random_windows, scored
+from tests.engines.server.small_server import SmallServer, sharp_logits
 from tests.engines.server.test_hostile_server import SERVICE
 
 Change = Callable[[Window, Any], Answers]
@@ -73,66 +72,42 @@ LIES: dict[str, tuple[Change, str]] = {
 }
 
 
-class Service(BaseHTTPRequestHandler):
-    change: Any = staticmethod(lambda w, a: a)
-
-    def do_GET(self) -> None:
-        self._send(json.dumps({**SERVICE, "settings": {}}).encode())
-
-    def do_POST(self) -> None:
-        asked = Asked.from_bytes(self.rfile.read(int(self.headers["Content-Length"])))
-        self._send(answer_message("a", [type(self).change(window, answer(window)) for window in asked.windows]))
-
-    def _send(self, data: bytes) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: Any) -> None:
-        """Be quiet."""
-
-
 @pytest.fixture
-def address() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Service)
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    Service.change = staticmethod(lambda w, a: a)
+def served() -> Iterator[SmallServer]:
+    with SmallServer(more={ROOT: {**SERVICE, "settings": {}}}) as server:
+        yield server
 
 
-def score(address: str) -> tuple[ServiceEngine, list[tuple[int, Answers]]]:
-    found = find_service(Link(address, None, timeout=5, patience=1))
-    assert found is not None
+def score(server: SmallServer, change: Change) -> tuple[ServiceEngine, list[tuple[int, Answers]]]:
+    server.answers_of = lambda windows: answer_message("a", [change(window, answer(window)) for window in windows])
+    facts = find_service(Link(server.address, None, timeout=5, patience=1))
+    assert facts is not None
     tokenizer: Any = ComparedTokenizer(ByteTokenizer(), Namespace(exists=False))  # type: ignore[arg-type]
     subject = ServedSubject(
-        name="m", tokenizer=tokenizer, fingerprint="f", root=address, options=ServerOptions(), form=None,
-        served=ServerFacts("m", None, 600, None, None), service=found,
+        name="m", tokenizer=tokenizer, fingerprint="f", root=server.address, options=ServerOptions(), form=None,
+        served=ServerFacts("m", None, 600, None, None), service=facts,
     )  # fmt: skip
-    random = np.random.default_rng(0)
-    source = WindowList(tuple(own_tokens(random.integers(0, 256, 60).astype(np.int32)) for _ in range(20)))
-    engine = ServiceEngine(subject, found, 2)
+    source = random_windows(*[60] * 20, vocabulary=256)
+    engine = ServiceEngine(subject, facts, 2)
     try:
-        answers = list(engine.score(source, np.zeros(20, np.bool_)))
+        answers = list(scored(engine, source).items())
         check_answers(source, answers, 256)
         return engine, answers
     finally:
         engine.close()
 
 
-def test_an_honest_service_is_believed(address: str) -> None:
-    engine, answers = score(address)
+def test_an_honest_service_is_believed(served: SmallServer) -> None:
+    engine, answers = score(served, lambda window, honest: honest)
     assert len(answers) == 20
     assert not [note for note in engine.account()["notes"] if "proven" in note]
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_a_lie_is_refused(address: str, name: str) -> None:
+def test_a_lie_is_refused(served: SmallServer, name: str) -> None:
     change, says = LIES[name]
-    Service.change = staticmethod(change)
     with pytest.raises(EngineError, match=says):
-        score(address)
+        score(served, change)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,8 @@
-"""The server engine against a real inference server: numbers, resuming, and what it must refuse.
-
-The tests share one server and run in this order: the last ones kill it.
-"""
+"""The server engine against a real inference server: its numbers, its tokens, and windows that do not fit."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +18,8 @@ from scoremode.engines.server.engine import ServerEngine
 from scoremode.engines.server.forms import FORMS as KNOWN_FORMS
 from scoremode.errors import MethodError
 from scoremode.head.columns import define_columns
+from tests.engines.judging import random_ids, random_windows, scored
 from tests.engines.server.conftest import RealServer
-from tests.makers import VOCABULARY
 
 NATS = 2e-4
 TEXT = "the cat sat on the mat and the dog ran to the park with the cat " * 60
@@ -29,15 +27,11 @@ FORMS = (None, KNOWN_FORMS[-1])
 
 
 def windows() -> list[Window]:
-    random = np.random.default_rng(0)
-    found = []
-    for length in (200, 33, 7, 2):
-        ids = random.integers(3, VOCABULARY, length).astype(np.int32)
-        rows = np.arange(len(ids) - 1, dtype=np.int32)
-        found.append(Window(ids[:-1], rows, ids[1:, None]))  # the last target is not fed
-    ids = random.integers(3, VOCABULARY, 50).astype(np.int32)
+    ids = random_ids(50)
     some = np.array([4, 9, 30], np.int32)
-    return [*found, Window(ids, some, ids[some + 1][:, None])]
+    whole = random_windows(200, 33, 7, 2).items
+    fed = [replace(window, ids=window.ids[:-1]) for window in whole]  # the last target is not fed
+    return [*fed, Window(ids, some, ids[some + 1][:, None])]
 
 
 def judged(model: Path, window: Window) -> Any:
@@ -63,7 +57,7 @@ def test_scores_are_those_of_the_definition(real: RealServer, form: Any) -> None
     if form is not None:
         engine.form = form
     asked = windows()
-    found = dict(engine.score(WindowList(tuple(asked)), np.zeros(len(asked), np.bool_)))
+    found = scored(engine, WindowList(tuple(asked)))
     engine.close()
     for index, window in enumerate(asked):
         gap = np.abs(found[index].logprob - judged(real.model, window)).max()
@@ -97,13 +91,6 @@ def test_the_servers_own_tokenizer(real: RealServer) -> None:
     run = sm.ppl("llama", engine=real.address, text=TEXT, context_length=100, fresh=True)
     same = sm.ppl("llama", engine=real.address, tokenizer=str(real.model), text=TEXT, context_length=100)
     np.testing.assert_allclose(run.scores.logprob, same.scores.logprob, rtol=0, atol=NATS)
-
-
-def test_prob_is_that_of_a_local_engine(real: RealServer) -> None:
-    asked: dict[str, Any] = {"prompt": "the cat sat on", "targets": [" the mat", " the dog"]}
-    ours = sm.prob("llama", engine=real.address, tokenizer=str(real.model), **asked)
-    local = sm.prob(str(real.model), engine="transformers", dtype="float32", **asked)
-    assert [s.log_prob for s in ours] == pytest.approx([s.log_prob for s in local], abs=NATS)
 
 
 def test_windows_up_to_the_last_token_that_fits(real: RealServer) -> None:

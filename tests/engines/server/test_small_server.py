@@ -15,6 +15,7 @@ import scoremode as sm
 from scoremode.cli.main import main
 from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import choose, find_engine
+from scoremode.core.plan.question import Question
 from scoremode.core.text.tokenizer import ByteTokenizer
 from scoremode.core.verbs.model import LazyModel
 from scoremode.engines.server import link
@@ -141,7 +142,7 @@ def test_requests_at_a_time_are_bounded_and_used(served: SmallServer) -> None:
 def test_answers_do_not_pile_up(served: SmallServer) -> None:
     """However slowly they are taken, few windows more than those in flight are asked for."""
     chosen = choose("small", served.address, {"concurrency": 2})
-    asked = LazyModel(chosen).ask({"text": TEXT, "context_length": 20})
+    asked = LazyModel.of(chosen).ask(Question(text=TEXT, context_length=20))
     with_engine = chosen.plugin.open(chosen.subject, chosen.options, Work())
     before = served.lengths.count(20)
     answers = with_engine.score(asked.plan, np.zeros(len(asked.plan), np.bool_))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +11,21 @@ import pytest
 import torch
 
 import scoremode as sm
-from scoremode.core.engine.base import Wanted
 from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import choose, open_engine
 from scoremode.core.plan.path import DecodePath
-from scoremode.core.scores.answers import Answers, Window, WindowList, measured
+from scoremode.core.scores.answers import Answers, WindowList, measured
 from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.errors import ModelError
 from tests import rounding
+from tests.engines.judging import random_windows, scored
 from tests.makers import VOCABULARY, make_family, with_changed_tensors
 
 
 def windows_of(*lengths: int) -> WindowList:
-    """Windows of random ids that ask for every row, the first of them for its last three rows alone."""
-    ids = [np.random.default_rng(n).integers(2, VOCABULARY, n).astype(np.int32) for n in lengths]
-    all_rows = [Window(x, np.arange(len(x) - 1, dtype=np.int32), x[1:, None]) for x in ids]
-    all_rows[0] = Window(ids[0], all_rows[0].rows[-3:], all_rows[0].targets[-3:])
-    return WindowList(tuple(all_rows))
+    """Windows that ask for every row, the first of them for its last three rows alone."""
+    first, *others = random_windows(*lengths).items
+    return WindowList((replace(first, rows=first.rows[-3:], targets=first.targets[-3:]), *others))
 
 
 SOURCE = windows_of(40, 7, 33, 2, 40, 21, 12)
@@ -38,15 +37,9 @@ def engine_of(model: Path, path: DecodePath | None) -> TransformersEngine:
     return engine
 
 
-def scored(engine: Any, done: tuple[int, ...] = (), source: Any = SOURCE, **want: Any) -> dict[int, Answers]:
-    mask = np.zeros(len(source), np.bool_)
-    mask[list(done)] = True
-    return dict(engine.score(source, mask, Wanted(**want)))
-
-
 @pytest.fixture(scope="module")
 def prefilled(tiny: Path) -> dict[int, Answers]:
-    return scored(engine_of(tiny, None), states=True)
+    return scored(engine_of(tiny, None), SOURCE, states=True)
 
 
 PATHS = [DecodePath(1), DecodePath(3), DecodePath(16), DecodePath(3, 5), DecodePath(4, 1000)]
@@ -59,7 +52,7 @@ def test_decode_equals_prefill_on_every_target(tiny: Path, prefilled: dict[int, 
     engine.body.register_forward_pre_hook(
         lambda _, __, given: shapes.append(tuple(given["input_ids"].shape)), with_kwargs=True
     )
-    found = scored(engine, states=True)
+    found = scored(engine, SOURCE, states=True)
     assert sorted(found) == list(range(len(SOURCE)))
     for index, answers in found.items():
         for name in ("logprob", "entropy", "top_logprob"):
@@ -78,14 +71,6 @@ def test_decode_equals_prefill_on_every_target(tiny: Path, prefilled: dict[int, 
     assert shapes == expected
 
 
-def test_a_resumed_run_ends_in_the_same_bits(tiny: Path) -> None:
-    engine = engine_of(tiny, DecodePath(3))
-    everything, rest = scored(engine), scored(engine, done=(0, 3, 4))
-    assert sorted(rest) == [1, 2, 5, 6]
-    for index, answers in rest.items():
-        assert np.array_equal(answers.logprob, everything[index].logprob)
-
-
 def test_progress_moves_while_a_batch_is_decoded(tiny: Path) -> None:
     told: list[tuple[int, int]] = []
     text = "the quick brown fox jumps over the lazy dog"
@@ -102,8 +87,8 @@ def test_progress_moves_while_a_batch_is_decoded(tiny: Path) -> None:
 def test_caches_of_other_families(kind: str) -> None:
     model = make_family(kind).float()
     source = windows_of(40, 7, 33, 21)
-    prefill = scored(TransformersEngine(model), source=source)
-    decode = scored(TransformersEngine(model, path=DecodePath(3, 2)), source=source)
+    prefill = scored(TransformersEngine(model), source)
+    decode = scored(TransformersEngine(model, path=DecodePath(3, 2)), source)
     for index, answers in decode.items():
         assert np.abs(answers.logprob - prefill[index].logprob).max() < rounding.of_model(model)
 
@@ -126,30 +111,20 @@ def test_sliding_windows_of_a_batch_of_different_lengths() -> None:
     wide = MistralForCausalLM(MistralConfig(**{**config.to_dict(), "sliding_window": None})).float()
     wide.load_state_dict(model.state_dict())
     source = windows_of(40, 7, 8, 9, 33, 21)
-    prefill = scored(TransformersEngine(model), source=source)
+    prefill = scored(TransformersEngine(model), source)
     for path in (DecodePath(6), DecodePath(4, 12)):
-        decode = scored(TransformersEngine(model, path=path), source=source)
+        decode = scored(TransformersEngine(model, path=path), source)
         assert max(np.abs(decode[i].logprob - prefill[i].logprob).max() for i in decode) < rounding.of_model(model)
-    seen = scored(TransformersEngine(wide, path=DecodePath(6)), source=source)
+    seen = scored(TransformersEngine(wide, path=DecodePath(6)), source)
     assert np.abs(seen[4].logprob - prefill[4].logprob).max() > 0.01, "the sliding window matters here"
-
-
-def test_windows_of_one_token(tiny: Path) -> None:
-    ids = [np.array(x, np.int32) for x in ([5], [300], [7, 8, 9])]
-    windows = [Window(x, np.array([len(x) - 1], np.int32), np.array([[11]], np.int32)) for x in ids]
-    source = WindowList(tuple(windows))
-    prefill = scored(engine_of(tiny, None), source=source)
-    for path in (DecodePath(1), DecodePath(3), DecodePath(2, 2)):
-        decode = scored(engine_of(tiny, path), source=source)
-        assert max(np.abs(decode[i].logprob - prefill[i].logprob).max() for i in range(3)) < rounding.of_checkpoint(
-            tiny
-        )
 
 
 def test_bfloat16_decodes_near_its_prefill(tiny: Path) -> None:
     """In 16 bits the paths differ, by the rounding of the states and not more."""
     chosen = choose(str(tiny), None, {"dtype": "bfloat16"})
-    prefill, decode = (scored(open_engine(chosen, Work(longest=40, path=path))) for path in (None, DecodePath(3)))
+    prefill, decode = (
+        scored(open_engine(chosen, Work(longest=40, path=path)), SOURCE) for path in (None, DecodePath(3))
+    )
     gap = np.concatenate([(decode[i].logprob - prefill[i].logprob).ravel() for i in range(len(SOURCE))])
     assert np.sqrt((gap**2).mean()) < 0.02
     assert np.abs(gap).max() < 0.2

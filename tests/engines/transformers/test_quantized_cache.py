@@ -18,12 +18,13 @@ import scoremode as sm
 from scoremode.core.engine.registry import all_options, choose, known_engines, share_options
 from scoremode.core.installation import pip_install
 from scoremode.core.plan.path import DecodePath
-from scoremode.core.scores.answers import Window, WindowList, measured
+from scoremode.core.scores.answers import measured
 from scoremode.engines.transformers import choices
 from scoremode.engines.transformers.caches import RESIDUAL, CacheKind, group_size
 from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.errors import ModelError, OptionError
+from tests.engines.judging import random_windows, scored
 from tests.makers import make_family
 
 ROOT = Path(__file__).parents[3]
@@ -82,11 +83,6 @@ def test_groups_lie_in_one_head_and_fill_whole_bytes(heads: int, width: int, siz
 
 
 # ── with it ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def windows_of(*lengths: int) -> WindowList:
-    ids = [np.random.default_rng(n).integers(2, 1000, n).astype(np.int32) for n in lengths]
-    return WindowList(tuple(Window(x, np.arange(len(x) - 1, dtype=np.int32), x[1:, None]) for x in ids))
-
-
 def test_fewer_bits_do_more_damage(small_llama: Path) -> None:
     require_hqq()
     reference = sm.reference(str(small_llama), dtype="float32", **QUESTION)
@@ -111,11 +107,10 @@ def test_the_newest_tokens_are_not_quantized(small_llama: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(small_llama, dtype=torch.float32)
-    source, path = windows_of(200, 150), DecodePath(2, 5)
-    done = np.zeros(2, np.bool_)
-    plain = dict(TransformersEngine(model, path=path).score(source, done))
+    source, path = random_windows(200, 150, vocabulary=1000), DecodePath(2, 5)
+    plain = scored(TransformersEngine(model, path=path), source)
     engine = TransformersEngine(model, options=TransformersOptions(kv_cache_dtype="int2"), path=path)
-    found = dict(engine.score(source, done))
+    found = scored(engine, source)
     for index in (0, 1):
         gap = np.abs(found[index].logprob - plain[index].logprob).ravel()
         assert (gap[:5] == 0).all(), "the prefill attends to what it computed"
@@ -130,12 +125,9 @@ def test_a_window_does_not_share_scales_with_those_beside_it(small_llama: Path) 
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(small_llama, dtype=torch.float32)
-    source, options = windows_of(180, 180, 140), TransformersOptions(kv_cache_dtype="int4")
-    alone, beside = (
-        dict(TransformersEngine(model, options=options, path=DecodePath(n)).score(source, np.zeros(3, np.bool_)))
-        for n in (1, 3)
-    )
-    plain = dict(TransformersEngine(model, path=DecodePath(3)).score(source, np.zeros(3, np.bool_)))
+    source, options = random_windows(180, 180, 140, vocabulary=1000), TransformersOptions(kv_cache_dtype="int4")
+    alone, beside = (scored(TransformersEngine(model, options=options, path=DecodePath(n)), source) for n in (1, 3))
+    plain = scored(TransformersEngine(model, path=DecodePath(3)), source)
     moved = max(np.abs(alone[i].logprob - beside[i].logprob).max() for i in range(3))
     damage = max(np.abs(plain[i].logprob - beside[i].logprob).max() for i in range(3))
     assert moved < damage / 2

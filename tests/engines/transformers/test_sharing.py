@@ -21,6 +21,7 @@ from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.values import Ints
 from tests import rounding
+from tests.engines.judging import all_scored, scored
 from tests.makers import VOCABULARY
 
 
@@ -77,10 +78,10 @@ def test_scores_do_not_depend_on_the_groups_beside_them(tiny: Path, given_tokens
     options = {"dtype": "float32"} | ({"batch_tokens": given_tokens} if given_tokens else {})
     engine = open_engine(choose(str(tiny), None, options), Work())
     source = groups_of([30, 31, 29, 12, 30, 2, 3], [3, 2, 4, 3, 1, 2, 2])
-    together = dict(engine.score(source, np.zeros(len(source), np.bool_)))
+    together = scored(engine, source)
     assert sorted(together) == list(range(len(source)))
     for index, window in enumerate(source.items):
-        ((_, alone),) = engine.score(WindowList((window,)), np.zeros(1, np.bool_))
+        (alone,) = all_scored(engine, WindowList((window,)))
         assert together[index].logprob == pytest.approx(alone.logprob, abs=rounding.of_checkpoint(tiny))
         assert np.array_equal(measured(together[index].rank), measured(alone.rank))
 
@@ -133,8 +134,7 @@ def group(prompt: int) -> WindowList:
 
 
 def logprobs(engine: TransformersEngine, source: WindowList) -> list[list[float]]:
-    found = dict(engine.score(source, np.zeros(len(source), np.bool_)))
-    return [found[i].logprob[:, 0].tolist() for i in range(len(source))]
+    return [answers.logprob[:, 0].tolist() for answers in all_scored(engine, source)]
 
 
 @pytest.mark.parametrize(("model", "prompt"), [("mamba", 12), ("llama", 1)], ids=["stateful", "nothing in common"])

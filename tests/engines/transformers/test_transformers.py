@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scoremode.core.engine.messages import own_tokens
 from transformers import AutoModelForCausalLM
 
 from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import choose, open_engine
 from scoremode.core.models.facts import inspect
-from scoremode.core.scores.answers import Answers, Window, WindowList, WindowSource, measured
+from scoremode.core.scores.answers import Answers, Window, WindowList, measured
 from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.errors import ModelError
-from scoremode.head.columns import define_columns
-from scoremode.values import Ids
 from tests import rounding
+from tests.engines.judging import all_scored, assert_defined, random_ids
 from tests.makers import VOCABULARY, make_family, make_tiny_model
 
 
@@ -30,39 +30,14 @@ def engine_for(folder: Path, **options: Any) -> TransformersEngine:
     return TransformersEngine.load(inspect(str(folder)), TransformersOptions(**options))
 
 
-def scored(engine: TransformersEngine, source: WindowSource) -> list[Answers]:
-    found = dict(engine.score(source, np.zeros(len(source), np.bool_)))
-    return [found[i] for i in range(len(source))]
-
-
-def own_tokens(ids: Ids) -> Window:
-    """The default: every token but the first, given the tokens before it."""
-    return Window(ids, np.arange(len(ids) - 1, dtype=np.int32), ids[1:, None])
-
-
-def random_ids(length: int, seed: int = 0) -> Ids:
-    return np.random.default_rng(seed).integers(2, VOCABULARY, length).astype(np.int32)
-
-
-def truth(engine: TransformersEngine, window: Window) -> Any:
+def logits_of(engine: TransformersEngine, window: Window) -> torch.Tensor:
     with torch.inference_mode():
-        logits = engine.model(torch.from_numpy(window.ids.astype(np.int64))[None]).logits[0]
-    return define_columns(logits[window.rows.tolist()], torch.from_numpy(window.targets.astype(np.int64)))
+        logits: torch.Tensor = engine.model(torch.from_numpy(window.ids.astype(np.int64))[None]).logits[0]
+    return logits[window.rows.tolist()]
 
 
-def assert_same(answers: Answers, columns: Any, nats: float) -> None:
-    for name in ("logprob", "entropy", "top_logprob"):
-        assert np.abs(getattr(answers, name) - getattr(columns, name).numpy()).max() < nats, name
-    assert np.array_equal(measured(answers.rank), columns.rank.numpy())
-    assert np.array_equal(measured(answers.top), columns.top.numpy())
-
-
-def test_every_column_equals_the_float64_reading_of_the_models_own_logits(tiny: Path) -> None:
-    engine = engine_for(tiny)
-    windows = [own_tokens(random_ids(n, n)) for n in (2, 3, 17, 128)]
-    assert engine.facts.head == "exact-fp32"
-    for answers, window in zip(scored(engine, WindowList(tuple(windows))), windows, strict=True):
-        assert_same(answers, truth(engine, window), rounding.of_model(engine.model))
+def assert_true(answers: Answers, engine: TransformersEngine, window: Window) -> None:
+    assert_defined(answers, logits_of(engine, window), window, rounding.of_model(engine.model))
 
 
 @pytest.mark.parametrize("head", ["exact", "as-served"])
@@ -72,35 +47,18 @@ def test_a_config_whose_answers_have_no_names(tiny: Path, tmp_path: Path, head: 
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"return_dict": False}))
     source = WindowList((own_tokens(random_ids(30)),))
-    ((found,), (wanted,)) = (scored(engine_for(place, head=head), source) for place in (folder, tiny))
+    ((found,), (wanted,)) = (all_scored(engine_for(place, head=head), source) for place in (folder, tiny))
     np.testing.assert_array_equal(found.logprob, wanted.logprob)
 
 
 def test_the_batch_size_changes_nothing_beyond_float_noise(tiny: Path) -> None:
     """One window per pass against all windows in one pass."""
     windows = WindowList(tuple(own_tokens(random_ids(n, n)) for n in (40, 41, 42, 43, 44, 45)))
-    alone = scored(engine_for(tiny, batch_tokens=1), windows)
-    together = scored(engine_for(tiny, batch_tokens=10_000), windows)
+    alone = all_scored(engine_for(tiny, batch_tokens=1), windows)
+    together = all_scored(engine_for(tiny, batch_tokens=10_000), windows)
     difference = max(np.abs(a.logprob - b.logprob).max() for a, b in zip(alone, together, strict=True))
     assert difference < rounding.of_checkpoint(tiny)
     assert all(np.array_equal(measured(a.rank), measured(b.rank)) for a, b in zip(alone, together, strict=True))
-
-
-def test_any_targets_at_any_rows_also_side_by_side_and_without_the_padding(tiny: Path) -> None:
-    engine, ids = engine_for(tiny), random_ids(20)
-    windows = (
-        Window(ids, np.array([0, 7, 19], np.int32), np.array([[1, 2], [0, 310], [5, 5]], np.int32)),
-        Window(ids, np.array([4], np.int32), np.array([[1, 2, 3]], np.int32)),
-        own_tokens(ids),
-    )
-    for answers, window in zip(scored(engine, WindowList(windows)), windows, strict=True):
-        assert_same(answers, truth(engine, window), rounding.of_model(engine.model))
-    window = own_tokens(random_ids(12) % 200)
-    (answers,) = scored(engine, WindowList((window,), vocabulary=200))
-    with torch.inference_mode():
-        logits = engine.model(torch.from_numpy(window.ids.astype(np.int64))[None]).logits[0, :-1, :200]
-    expected = define_columns(logits, torch.from_numpy(window.targets.astype(np.int64)))
-    assert_same(answers, expected, rounding.of_model(engine.model))
 
 
 def test_a_shared_prompt_is_fed_once_and_gives_the_same_numbers(tiny: Path) -> None:
@@ -114,11 +72,11 @@ def test_a_shared_prompt_is_fed_once_and_gives_the_same_numbers(tiny: Path) -> N
     hook = engine.body.register_forward_pre_hook(
         lambda _, __, inputs: fed.append(inputs["input_ids"].numel()), with_kwargs=True
     )
-    answers = scored(engine, WindowList(tuple(windows), np.zeros(5, np.int64)))
+    answers = all_scored(engine, WindowList(tuple(windows), np.zeros(5, np.int64)))
     hook.remove()
     assert sum(fed) < 100, "the prompt of 60 tokens was fed more than once"
     for answer, window in zip(answers, windows, strict=True):
-        assert_same(answer, truth(engine, window), rounding.of_model(engine.model))
+        assert_true(answer, engine, window)
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "granite", "cohere", "gpt2", "phi"])
@@ -127,7 +85,7 @@ def test_caps_scales_biases_and_other_families(kind: str, head: str) -> None:
     engine = TransformersEngine(make_family(kind), options=TransformersOptions(head=head))
     assert engine.facts.head == {"exact": "exact-fp32", "as-served": "as-served"}[head]
     window = own_tokens(random_ids(40))
-    assert_same(scored(engine, WindowList((window,)))[0], truth(engine, window), rounding.of_model(engine.model))
+    assert_true(all_scored(engine, WindowList((window,)))[0], engine, window)
 
 
 def test_capped_attention_is_eager_because_sdpa_leaves_the_cap_out(tmp_path: Path) -> None:
@@ -137,8 +95,7 @@ def test_capped_attention_is_eager_because_sdpa_leaves_the_cap_out(tmp_path: Pat
     engine = engine_for(tmp_path)
     assert engine.facts.settings["attention"] == "eager"
     eager = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
-    expected = truth(TransformersEngine(eager), window)
-    assert_same(scored(engine, WindowList((window,)))[0], expected, rounding.of_model(eager))
+    assert_true(all_scored(engine, WindowList((window,)))[0], TransformersEngine(eager), window)
     assert engine_for(tmp_path, attn_implementation="sdpa").facts.settings["attention"] == "sdpa"
 
 
@@ -155,7 +112,7 @@ def test_a_head_that_is_more_than_a_matrix_is_asked_for_its_logits_and_said_to_b
     engine = TransformersEngine(model)
     assert engine.facts.head == "as-served"
     window = own_tokens(random_ids(10))
-    assert_same(scored(engine, WindowList((window,)))[0], truth(engine, window), rounding.of_model(engine.model))
+    assert_true(all_scored(engine, WindowList((window,)))[0], engine, window)
 
 
 def test_bfloat16_on_the_exact_head_keeps_what_bfloat16_logits_round_away(tiny: Path) -> None:
@@ -165,8 +122,8 @@ def test_bfloat16_on_the_exact_head_keeps_what_bfloat16_logits_round_away(tiny: 
     with torch.inference_mode():
         hidden = engine.model.model(torch.from_numpy(ids.astype(np.int64))[None]).last_hidden_state[0, :-1]
         exact = hidden.double() @ engine.model.lm_head.weight.double().T
-    expected = define_columns(exact, torch.from_numpy(ids[1:, None].astype(np.int64)))
-    assert_same(scored(engine, WindowList((own_tokens(ids),)))[0], expected, rounding.of_model(engine.model))
+    window = own_tokens(ids)
+    assert_defined(all_scored(engine, WindowList((window,)))[0], exact, window, rounding.of_model(engine.model))
 
 
 def test_the_embedded_models_perplexity_of_a_known_text() -> None:
@@ -176,8 +133,8 @@ def test_the_embedded_models_perplexity_of_a_known_text() -> None:
     assert isinstance(engine, TransformersEngine)
     ids = subject.tokenizer.encode("The quick brown fox jumps over the lazy dog. It was 1999.", special=True).ids
     window = own_tokens(ids)
-    (answers,) = scored(engine, WindowList((window,)))
-    assert_same(answers, truth(engine, window), rounding.of_sums(576, 40.0))  # one body, two heads
+    (answers,) = all_scored(engine, WindowList((window,)))
+    assert_defined(answers, logits_of(engine, window), window, rounding.of_sums(576, 40.0))  # one body, two heads
     assert 1 < math.exp(-answers.logprob.mean()) < 60
 
 
@@ -196,12 +153,12 @@ def test_an_encoder_is_refused(tmp_path: Path) -> None:
 def test_float32_is_float32_whatever_the_process_asks_for(tiny: Path, asked: str) -> None:
     """On a CPU with AMX, ``medium`` multiplies in bfloat16; on a GPU, both do in TF32. Neither body nor head may."""
     windows = WindowList(tuple(own_tokens(random_ids(n, n)) for n in (128, 100, 90)))
-    expected = scored(engine_for(tiny), windows)
+    expected = all_scored(engine_for(tiny), windows)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(asked)
     try:
         engine = engine_for(tiny)
-        found = scored(engine, windows)
+        found = all_scored(engine, windows)
         assert torch.get_float32_matmul_precision() == asked
     finally:
         torch.set_float32_matmul_precision(before)
@@ -220,8 +177,8 @@ def test_a_forward_that_a_user_patched_stays(tiny: Path) -> None:
 
     model.model.forward = patched
     engine = TransformersEngine(model, options=TransformersOptions(head="as-served"))
-    scored(engine, WindowList((own_tokens(random_ids(17)),)))
+    all_scored(engine, WindowList((own_tokens(random_ids(17)),)))
     assert model.model.forward is patched
     seen = len(calls)
-    scored(engine, WindowList((own_tokens(random_ids(17)),)))
+    all_scored(engine, WindowList((own_tokens(random_ids(17)),)))
     assert len(calls) > seen

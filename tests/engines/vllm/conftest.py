@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scoremode.core.engine.messages import own_tokens
 
 from scoremode.core.scores.answers import Answers, Window, WindowList, measured
 from scoremode.engines.vllm.engine import VllmEngine
@@ -21,6 +22,7 @@ from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.head.columns import define_columns
 from scoremode.values import Ids
 from tests import forked, rounding
+from tests.engines.judging import all_scored
 from tests.makers import checkpoint_maker
 
 QUIET = "ignore::FutureWarning"  # as our engine sets it
@@ -93,18 +95,13 @@ def ordinary(model: Path, **arguments: Any) -> Iterator[Any]:
 
 
 def own(ids: Any) -> Window:
-    """Every token but the first, from the row before it."""
-    ids = np.asarray(ids, np.int32)
-    return Window(ids=ids, rows=np.arange(len(ids) - 1, dtype=np.int32), targets=ids[1:, None])
+    return own_tokens(np.asarray(ids, np.int32))
 
 
 def score(
     engine: VllmEngine, windows: list[Window], groups: Any = None, vocabulary: int | None = None
 ) -> list[Answers]:
-    source = WindowList(tuple(windows), prefix_group=groups, vocabulary=vocabulary)
-    found = dict(engine.score(source, np.zeros(len(windows), np.bool_)))
-    assert sorted(found) == list(range(len(windows))), "each window exactly once"
-    return [found[i] for i in range(len(windows))]
+    return all_scored(engine, WindowList(tuple(windows), prefix_group=groups, vocabulary=vocabulary))
 
 
 class Judge:

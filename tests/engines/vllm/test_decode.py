@@ -14,9 +14,9 @@ import pytest
 from scoremode.core.engine.base import Wanted
 from scoremode.core.engine.baseline import stored_states
 from scoremode.core.plan.path import DecodePath
+from scoremode.core.plan.question import Question
 from scoremode.core.references.reader import Reference
 from scoremode.core.scores.answers import Window, WindowList
-from scoremode.core.verbs.arguments import split_arguments
 from scoremode.core.verbs.model import LazyModel
 from scoremode.core.verbs.reference import reference
 from scoremode.engines.vllm import VllmPlugin
@@ -163,8 +163,7 @@ def test_divergence_and_states_are_those_of_the_step(
     """A model is compared with its own reference, which Transformers keeps by prefill: no divergence but rounding."""
     asked: dict[str, Any] = {"text": "Nobody minds the lazy dog at all. " * 9, "context_length": 65, "stride": 24}
     reference(str(small_llama), tmp_path / "reference", dtype="float32", **asked)
-    question, _ = split_arguments(asked, needs_text=True)
-    plan = LazyModel.named(str(small_llama), "transformers", {}, None).ask(question).plan
+    plan = LazyModel.named(str(small_llama), "transformers", {}, None).ask(Question(**asked)).plan
     stored = stored_states(Reference.open(tmp_path / "reference"), plan.target_offsets)
     done = np.zeros(len(plan), np.bool_)
     found = dict(engine.score(plan, done, Wanted(against=stored)))

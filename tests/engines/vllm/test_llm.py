@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from scoremode.core.scores.answers import Answers
-from scoremode.engines.vllm import support
 from scoremode.engines.vllm.llm import LLM, SamplingParams
 from scoremode.errors import InputError, OptionError
 
@@ -101,14 +100,15 @@ def test_sampling_params_that_change_what_a_score_means_are_refused(name: str, v
         SamplingParams(score_mode=True, **{name: value})
 
 
+def test_max_tokens_is_zero_in_score_mode_and_zero_without_it_is_an_error() -> None:
+    assert SamplingParams(score_mode=True).max_tokens == SamplingParams(score_mode=True, max_tokens=0).max_tokens == 0
+    with pytest.raises(OptionError, match="max_tokens=0 without score mode"):
+        SamplingParams(max_tokens=0)
+    with pytest.raises(OptionError, match="max_tokens is 5"):
+        SamplingParams(score_mode=True, max_tokens=5)
+
+
 def test_one_sampling_params_in_score_mode(llm: LLM) -> None:
     for wrong in (None, object(), [PARAMS, PARAMS]):
         with pytest.raises(OptionError, match="only scores"):
             llm.generate(["ab", "cd"], wrong)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("given", [{"logits_processors": ["a.b"]}, {"logprobs_mode": "processed_logits"}])
-def test_arguments_of_the_model_that_scores_would_not_follow_are_refused(given: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match=next(iter(given))):
-        support.check_arguments(given)
-    support.check_arguments({"logits_processors": None, "logprobs_mode": "raw_logprobs"})

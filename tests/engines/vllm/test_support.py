@@ -26,11 +26,14 @@ from scoremode.errors import ModelError, OptionError
         ({"kv_sharing_fast_prefill": True}, "leave kv_sharing_fast_prefill out"),
         ({"distributed_executor_backend": "external_launcher", "pipeline_parallel_size": 2}, "mp"),
         ({"runner": "generate"}, "leave runner out"),
+        ({"logits_processors": ["a.b"]}, "leave logits_processors out"),
+        ({"logprobs_mode": "processed_logits"}, "leave logprobs_mode out"),
     ],
 )
 def test_what_breaks_pooling_is_refused_with_an_alternative(arguments: dict[str, Any], alternative: str) -> None:
     with pytest.raises(OptionError, match=alternative):
         LaunchArguments.named(arguments).arguments()
+    LaunchArguments.named({"logits_processors": None, "logprobs_mode": "raw_logprobs"}).arguments()
 
 
 @pytest.mark.parametrize("version", ["0.24.0", "0.28.3", "0.32.0", "0.32.0+cpu", "0.23.1", "0.33.0", "1.0.0", "0.9.2"])
@@ -45,13 +48,13 @@ def test_versions_that_were_not_tested_are_refused_unless_allowed(version: str) 
 
 def test_options_become_arguments_and_the_plans_longest_window_the_models_length() -> None:
     given = VllmOptions(tensor_parallel_size=2, kv_cache_dtype="fp8", engine_args=(("max_num_seqs", 7),))
-    options = LaunchArguments.of(given, Work(longest=2048, shares_prompts=True))
+    options = LaunchArguments.for_work(given, Work(longest=2048, shares_prompts=True))
     assert options.prefix_caching
     arguments = options.arguments()
     assert arguments["tensor_parallel_size"] == 2
     assert arguments["max_num_seqs"] == 7
     assert arguments["max_model_len"] == 2048
-    assert LaunchArguments.of(VllmOptions(max_model_len=99), Work(longest=2048)).max_model_len == 99
+    assert LaunchArguments.for_work(VllmOptions(max_model_len=99), Work(longest=2048)).max_model_len == 99
 
 
 def test_a_log_tells_the_cause_and_running_out_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Sixty names of GGUF models, good and bad, each with what is expected: the test and benchmarks/names.py read them.
+"""Sixty names of GGUF models, good and bad, each with what is expected: the test reads them.
 
 ``NAMES`` has for each name the end of the path that it stands for, or, after ``!``, words of its refusal.
 """

@@ -1,7 +1,6 @@
 """An engine for tests of replicas: a table whose windows take a fixed time, and which fails as it is told to.
 
 ``paced:wait=0.02,die=7``: each window takes 0.02 s, and the process kills itself at a window whose first id is 7.
-``paced:free=1``: the answer to the first window is given for all windows of its shape, to measure everything else.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ import numpy as np
 from scoremode.core.engine.base import SCORES, Engine, Wanted
 from scoremode.core.engine.plugin import Capabilities, EnginePlugin, Work
 from scoremode.core.models.subject import Subject
-from scoremode.core.scores.answers import Answers, WindowList, WindowSource
+from scoremode.core.scores.answers import Answers, WindowSource
 from scoremode.core.text.tokenizer import ByteTokenizer
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, OptionError
 from scoremode.values import Bools
 
 PREFIX = "paced:"
-OFFSET, WEIGHTS = "SCOREMODE_TEST_OFFSET", "SCOREMODE_TEST_WEIGHTS"  # of a node
+DEVICE, WEIGHTS = "SCOREMODE_TEST_DEVICE", "SCOREMODE_TEST_WEIGHTS"  # of a node
 ENTRY = "[scoremode.engines]\npaced = tests.remote.ray.paced:PacedPlugin\n"
 
 
@@ -45,21 +44,10 @@ class PacedEngine(TableEngine):
 
     def __init__(self, told: dict[str, float]) -> None:
         super().__init__(np.random.default_rng(5).normal(size=(256, 256)))
-        self.told, self.offset = told, float(os.environ.get(OFFSET, "0"))
-        self.facts = replace(self.facts, engine="paced")
-
-    def _free(self, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers]]:
-        known: dict[tuple[int, ...], Answers] = {}
-        for index in np.flatnonzero(~done).tolist():
-            shape = source.window(index).targets.shape
-            if shape not in known:
-                ((_, known[shape]),) = super().score(WindowList((source.window(index),)), np.zeros(1, np.bool_))
-            yield index, known[shape]
+        self.told = told
+        self.facts = replace(self.facts, engine="paced", device=os.environ.get(DEVICE, "cpu"))
 
     def score(self, source: WindowSource, done: Bools, want: Wanted = SCORES) -> Iterator[tuple[int, Answers]]:
-        if "free" in self.told:
-            yield from self._free(source, done)
-            return
         for index, answers in super().score(source, done, want):
             first = int(source.window(index).ids[0])
             time.sleep(self.told.get("wait", 0.0))
@@ -70,7 +58,7 @@ class PacedEngine(TableEngine):
             if first == self.told.get("once") and not (burnt := Path("burnt")).exists():
                 burnt.touch()
                 raise EngineError("the table is out of memory", fix="call somebody")
-            yield index, replace(answers, logprob=answers.logprob - self.offset)
+            yield index, answers
 
 
 class PacedPlugin(EnginePlugin):

@@ -33,7 +33,7 @@ def same(run: sm.Run, text: Path) -> None:
 
 
 def engine_of(model: sm.Model, replicas: int) -> ReplicatedEngine:
-    engine = model._model.engine(Work(64))
+    engine = model.opened(Work(64))
     assert isinstance(engine, ReplicatedEngine)
     assert engine.pool.wait_for_all(60) == replicas
     return engine
@@ -135,17 +135,14 @@ def test_a_node_with_other_weights_is_left_out(nodes: Nodes, text: Path, tmp_pat
     assert line in run.manifest["notes"]
 
 
-def test_a_replica_that_disagrees_is_named(nodes: Nodes, text: Path, tmp_path: Path) -> None:
-    other = nodes.add(cpus=1, environment={paced.OFFSET: "0.25"})
+def test_devices_that_differ_are_named(nodes: Nodes, text: Path, tmp_path: Path) -> None:
+    other = nodes.add(cpus=1, environment={paced.DEVICE: "old GPU"})
     with sm.open("paced:wait=0.01", replicas=3, ray="auto", gpus_per_replica=1) as model:
         engine_of(model, 3)
         run = model.ppl(corpus=str(text), out=tmp_path / "run", **SIZES)
     nodes.remove(other)
-    account = run.manifest["replicas"]
-    assert account["probe"]["largest_difference"] == pytest.approx(0.25)
-    assert sorted(member["probe_distance"] for member in account["members"])[-1] == pytest.approx(0.25)
-    assert any("agree to 0.25 nats on a probe window" in note for note in run.manifest["notes"])
-    assert sum("differs from the others by 0.25 nats" in note for note in run.manifest["notes"]) >= 1
+    assert run.manifest["replicas"]["devices"] == {"cpu": 2, "old GPU": 1}
+    assert "scored by 3 replicas on 1 node; their devices differ: cpu, old GPU" in run.manifest["notes"]
 
 
 def test_more_replicas_than_there_is_room_for(nodes: Nodes, text: Path, tmp_path: Path) -> None:

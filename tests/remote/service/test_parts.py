@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scoremode.core.engine.messages import Asked, TooLargeError, answer_message
 from scoremode.core.scores.answers import Answers
-from scoremode.core.scores.packing import VERSION
+from scoremode.core.scores.messages import VERSION, Asked, TooLargeError, answer_message
 from scoremode.core.text.tokenizer import ByteTokenizer
 from scoremode.engines.server.checks import SameServer
 from scoremode.engines.server.engine import ServiceEngine, same_service

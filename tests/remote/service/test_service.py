@@ -20,11 +20,10 @@ import pytest
 
 import scoremode as sm
 from scoremode.core.engine.base import Wanted
-from scoremode.core.engine.messages import Asked
 from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import choose
 from scoremode.core.scores.answers import Answers, Window, WindowList, WindowSource
-from scoremode.core.scores.packing import CONTENT_TYPE
+from scoremode.core.scores.messages import CONTENT_TYPE, Asked
 from scoremode.core.scores.schema import BUILT_IN
 from scoremode.engines.server.engine import ServiceEngine
 from scoremode.engines.server.subject import ServedSubject

@@ -29,7 +29,7 @@ def lock_of(place: RemotePath, folder: Path) -> RemoteLock:
 
 
 def names(place: RemotePath) -> list[str]:
-    return [found.name for found in Objects(place).listed()]
+    return list(Objects(place).listed())
 
 
 def test_only_one_work_folder_has_the_lock(

@@ -16,6 +16,7 @@ from scoremode.cli.commands import run as run_command
 from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import choose, open_engine
 from scoremode.core.plan.path import DecodePath
+from scoremode.core.plan.question import Question
 from scoremode.core.scores.answers import measured
 from scoremode.core.verbs.model import LazyModel
 from scoremode.engines.llamacpp import LlamaCppPlugin
@@ -31,7 +32,7 @@ QUESTION: dict[str, Any] = {"text": TEXT, "context_length": 24}
 def kl_from_logits(file: str, sequences: int) -> Any:
     """The divergence of each decoded row from the prefilled one in float64, from the logits of two open engines."""
     chosen = choose(file, None, {"threads": 1})
-    plan = LazyModel.named(file, None, {"threads": 1}).ask(QUESTION).plan
+    plan = LazyModel.named(file, None, {"threads": 1}).ask(Question(**QUESTION)).plan
     whole, steps = (open_engine(chosen, Work(24, path=path)) for path in (None, DecodePath(sequences)))
     found = np.zeros(plan.targets)
     for batch in measured(steps.batches(plan)):

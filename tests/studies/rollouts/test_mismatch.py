@@ -164,7 +164,7 @@ def test_no_tokens() -> None:
 
 def test_shown_in_a_terminal_on_a_page_and_as_a_table(tmp_path: Path) -> None:
     far = replace(small(), position=np.tile([0, 100], 4), names=("base", "<b>fsdp</b>"), notes=("a <note>",))
-    shown = drawn(mismatch_blocks(far.statistics(), far.by_position(), far.by_slice()))
+    shown = drawn(mismatch_blocks(far))
     for words in (
         "<b>fsdp</b> against the rollouts of base",
         "outside 0.8 to 1.2",
@@ -258,7 +258,7 @@ def test_a_run_must_have_scored_exactly_these_tokens(texts: Rollouts, tiny: Path
     with pytest.raises(InputError, match="did not score exactly these sampled tokens"):
         sm.mismatch(texts, other)
     with pytest.raises(InputError, match=r"rollouts is a value of the type dict, which is not"):
-        sm.mismatch({"logprobs": []}, other)
+        sm.mismatch({"logprobs": []}, other)  # type: ignore[arg-type]
     run = sm.ppl(str(tiny), corpus=texts, dtype="float32")
     order = np.random.default_rng(5).permutation(texts.tokens)  # windows may come in any order
     columns = {name: np.asarray(getattr(run.facts, name))[order] for name in ("document", "token", "id", "slice")}

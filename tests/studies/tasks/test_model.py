@@ -111,7 +111,7 @@ def test_a_context_is_computed_once_for_its_choices(tiny: Path) -> None:
     lm = ours(tiny)
     context = "The quick brown fox jumps over the lazy dog. " * 2
     requests = instances([(context, f" {choice}") for choice in ("fox", "dog runs", "cat", "model")])
-    engine: Any = lm.held.engine(Work(100, shares_prompts=True))
+    engine: Any = lm.held.opened(Work(100, shares_prompts=True))
     fed: list[int] = []
     engine.model.get_input_embeddings().register_forward_hook(lambda _, ids, __: fed.append(ids[0].numel()))
     lm.loglikelihood(requests, disable_tqdm=True)

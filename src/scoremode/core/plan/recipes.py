@@ -241,17 +241,6 @@ def lm_eval_rolling(tokens: Tokens, sizes: WindowSizes) -> WindowSpans:
     return WindowSpans(start, last - 1, first, last, np.where(is_first, prefix, -1).astype(np.int32))
 
 
-def rolling_spans(begin: int, end: int, context: int, prefix: int) -> Iterator[Span]:
-    """Yields the windows of lm-eval-rolling over one document, the tokens from ``begin`` to ``end``."""
-    scored = min(begin + context, end)
-    if scored > begin:
-        yield Span(begin, scored - 1, begin, scored, lead=prefix)
-    while scored < end:
-        last = min(scored + context, end)
-        yield Span(last - context - 1, last - 1, scored, last)
-        scored = last
-
-
 def prefix_token(tokens: Tokens) -> int:
     """Returns the token that lm-evaluation-harness inserts before a document: BOS, else EOS."""
     facts = tokens.tokenizer

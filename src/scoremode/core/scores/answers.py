@@ -27,6 +27,11 @@ class Window:
     targets: Ids  # (m, k) token ids to score at each row
 
 
+def own_tokens(ids: Ids) -> Window:
+    """Returns a window that scores every token except the first, each from the row before it."""
+    return Window(ids, np.arange(len(ids) - 1, dtype=np.int32), ids[1:, None])
+
+
 class WindowSource(Protocol):
     """Anything that engines can score: a Plan, or a WindowList."""
 

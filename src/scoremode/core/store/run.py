@@ -13,6 +13,7 @@ from msgspec import Meta
 from scoremode.core.disk.files import file_sha256
 from scoremode.core.disk.folders import JOURNAL, MANIFEST
 from scoremode.core.disk.manifests import Count, NotNegative, Positive, Sha256, Text, Whole, read_sealed
+from scoremode.core.plan.question import Question
 from scoremode.core.scores.columns import Divergences, Scores, TargetFacts
 from scoremode.core.scores.frames import ArrowTable, few_lines
 from scoremode.core.scores.parquet import ColumnFile, to_arrow
@@ -178,27 +179,19 @@ class StoredRerun(msgspec.Struct):
     words: Text  # how they were computed again, or why they were not
 
 
-class StoredQuestion(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """The options of ``ppl`` that define the plan; a reference repeats them for its candidates."""
-
-    corpus: Text | list[Text] = ""
-    text: str = ""
-    method: Text = ""
-    context_length: Whole = 0
-    stride: Whole = 0
-    max_windows: Whole = 0
-    path: Literal["prefill", "decode"] = "prefill"
-    sequences: Whole = 0
-    prefill_tokens: Whole = 0
-    num_samples: Whole = 0
-    document_tokens: Whole = 0
-    field: str = ""
-    dataset: Text = ""
-    dataset_config: Text = ""
-    split: Text = ""
-    assistant_only: bool = False
-    slice: list[Text] = []
-    tokenizer: Text = ""
+_STORED: dict[str, Any] = {"int": Whole, "bool": bool, "str": str}
+StoredQuestion = msgspec.defstruct(
+    "StoredQuestion",
+    [
+        *(
+            (name, list[Text] | Text if o.details.repeated else _STORED[o.kind], None)
+            for name, o in Question.options().items()
+        ),
+        ("tokenizer", Text, None),
+    ],
+    forbid_unknown_fields=True,
+)
+"""The question that a reference repeats for its candidates, with its tokenizer."""
 
 
 class RunManifest(msgspec.Struct, kw_only=True):
@@ -252,7 +245,7 @@ class RunManifest(msgspec.Struct, kw_only=True):
     rerun: StoredRerun | None = None
     promise: str | None = None  # whether a promise of equal bits was kept
     model_notes: list[str] = []
-    question: StoredQuestion | None = None
+    question: StoredQuestion | None = None  # type: ignore[valid-type]
     command: str | list[str | list[str]] | None = None
     created: str | None = None
     finished: str | None = None

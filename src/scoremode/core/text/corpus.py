@@ -18,13 +18,13 @@ import json
 import os
 import sys
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from glob import glob
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypedDict, Unpack, cast, runtime_checkable
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 from scoremode import errors
 from scoremode.core import entry_points
@@ -32,6 +32,7 @@ from scoremode.core.disk.stores import store_of
 from scoremode.core.disk.uri import RemotePath, is_uri, located, refuse_broken_uri
 from scoremode.core.entry_points import Plugins
 from scoremode.core.extensions import TextOffer, offered
+from scoremode.core.options import option
 from scoremode.core.reading import read_text, text_waits
 from scoremode.core.text.files import (
     Row,
@@ -118,60 +119,72 @@ def default() -> str:
     return DEFAULT
 
 
-class TextArguments(TypedDict, total=False):
-    """What a question says about its text beside ``corpus``."""
+@dataclass(frozen=True, kw_only=True)
+class TextSelection:
+    """Which text is scored: names and files, a text itself, or a dataset. What cannot work is refused when it is made.
 
-    text: str | None
-    """a text given here (without any: python-docs-short)"""
-    num_samples: int | None
-    """only the first N rows (of one plain text: lines)"""
-    field: str | None
-    """of .jsonl or .parquet rows (default: text, or messages)"""
-    dataset: str | None
-    """a dataset on the Hugging Face hub"""
-    dataset_config: str | None
-    """of the dataset"""
-    split: str | None
-    """of the dataset (default: test)"""
+    Nothing is read or fetched for that.
+    """
+
+    corpus: Spec | Sequence[Spec] | Corpus | CorpusSource | None = option(  # noqa: RUF009 - it makes a field
+        "wikitext2, wikitext2:FILE, python-docs, a file (.txt .md .jsonl .parquet), folder, pattern, "
+        f"{''.join(f'{text.prefix}{text.value}, ' for text in offered(TextOffer))}- for stdin",
+        metavar="TEXT",
+        group="text",
+        repeated=True,
+    )
+    text: str | None = option("a text given here (without any: python-docs-short)", metavar="TEXT", group="text")
+    dataset: str | None = option("a dataset on the Hugging Face hub", metavar="NAME", group="text")
+    dataset_config: str | None = option("of the dataset", metavar="CONFIG", group="text")
+    split: str | None = option("of the dataset (default: test)", metavar="SPLIT", group="text")
+    field: str | None = option("of .jsonl or .parquet rows (default: text, or messages)", metavar="FIELD", group="text")
+    num_samples: int | None = option("only the first N rows (of one plain text: lines)", metavar="N", group="text")
+
+    def __post_init__(self) -> None:
+        if self.names_text and not isinstance(self.corpus, Corpus | CorpusSource):
+            self._check()
+
+    @property
+    def names_text(self) -> bool:
+        """Is a text named? Else it is that of a reference, or the default."""
+        return any(value is not None for value in (self.corpus, self.text, self.dataset))
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the texts, as in ``--corpus``."""
+        return [] if isinstance(self.corpus, Corpus | CorpusSource) else _names_in(self.corpus)
+
+    def _check(self) -> None:
+        for name in ("text", "field", "dataset", "dataset_config", "split"):
+            if getattr(self, name) == "":
+                example = ", as in --text WORDS" if name == "text" else ""
+                raise CorpusError(f"{_flag(name)} is empty", fix=f"give it a value{example}")
+        names, dataset = self.names, self.dataset
+        flags = [f for f, value in (("--corpus", names), ("--text", self.text), ("--dataset", dataset)) if value]
+        if len(flags) != 1:
+            message = " and ".join(flags) + " were given together" if flags else "no text was given"
+            raise CorpusError(message, fix=ONE_TEXT)
+        if self.text is not None and not is_text(self.text):
+            raise CorpusError("--text is not UTF-8", fix="give text in UTF-8, or a file with --corpus")
+        if not dataset and (self.dataset_config or self.split):
+            flag = "--dataset-config" if self.dataset_config else "--split"
+            raise CorpusError(f"{flag} was given without --dataset", fix=f"name a dataset, or leave {flag} out")
+        if self.num_samples is not None and self.num_samples < 1:
+            raise CorpusError(f"--num-samples {self.num_samples} leaves no text", fix="give 1 or more")
+        is_file = bool(dataset) and str(dataset).lower().endswith((*TEXTS, ".raw")) and os.path.isfile(str(dataset))
+        if dataset in corpora().found or is_file:
+            raise CorpusError(f"{dataset} is no dataset but a text that is known here", fix=f"give --corpus {dataset}")
+        if dataset:
+            require_datasets()
+        if (kind := kind_of(names)) is not None:
+            _check_alone(names, self.field, kind)
+            kind.load().check(names[0].removeprefix(kind.prefix))
+            return
+        for name in names:
+            named_text(name, fetch=False)
 
 
-def text_arguments(arguments: Mapping[str, Any]) -> TextArguments:
-    """Those of the arguments of a question."""
-    return cast(TextArguments, {name: arguments.get(name) for name in TextArguments.__annotations__})
-
-
-def check_names(spec: Spec | Sequence[Spec] | None = None, **options: Unpack[TextArguments]) -> None:
-    """Refuses arguments of ``load`` that cannot work, such as files that are not there. Nothing is read or fetched."""
-    for name, value in options.items():
-        if value == "":
-            example = ", as in --text WORDS" if name == "text" else ""
-            raise CorpusError(f"{_flag(name)} is empty", fix=f"give it a value{example}")
-    text, field, dataset = options.get("text"), options.get("field"), options.get("dataset")
-    num_samples = options.get("num_samples")
-    specs = specs_of(spec)
-    flags = [name for name, value in (("--corpus", specs), ("--text", text), ("--dataset", dataset)) if value]
-    if len(flags) != 1:
-        message = " and ".join(flags) + " were given together" if flags else "no text was given"
-        raise CorpusError(message, fix="give one of --corpus NAME-or-FILE, --text TEXT, --dataset NAME")
-    if text is not None and not is_text(text):
-        raise CorpusError("--text is not UTF-8", fix="give text in UTF-8, or a file with --corpus")
-    if not dataset and (options.get("dataset_config") or options.get("split")):
-        flag = "--dataset-config" if options.get("dataset_config") else "--split"
-        raise CorpusError(f"{flag} was given without --dataset", fix=f"name a dataset, or leave {flag} out")
-    if num_samples is not None and num_samples < 1:
-        raise CorpusError(f"--num-samples {num_samples} leaves no text", fix="give 1 or more")
-    if dataset in corpora().found or (
-        dataset and dataset.lower().endswith((*TEXTS, ".raw")) and os.path.isfile(dataset)
-    ):
-        raise CorpusError(f"{dataset} is no dataset but a text that is known here", fix=f"give --corpus {dataset}")
-    if dataset:
-        require_datasets()
-    if (kind := kind_of(specs)) is not None:
-        _check_alone(specs, field, kind)
-        kind.load().check(specs[0].removeprefix(kind.prefix))
-        return
-    for name in specs:
-        named_text(name, fetch=False)
+ONE_TEXT = "give one of --corpus NAME-or-FILE, --text TEXT, --dataset NAME"
 
 
 def _check_alone(specs: list[str], field: str | None, kind: TextOffer) -> None:
@@ -184,40 +197,45 @@ def _check_alone(specs: list[str], field: str | None, kind: TextOffer) -> None:
 
 
 @typed
-def load(spec: Spec | Sequence[Spec] | Corpus | CorpusSource | None = None, **options: Unpack[TextArguments]) -> Corpus:
-    """Loads the corpus that the user named by exactly one of ``spec`` (names, files, ``-``), ``text`` or ``dataset``.
+def load(corpus: Spec | Sequence[Spec] | Corpus | CorpusSource | None = None, **more: Any) -> Corpus:
+    """Loads one corpus: by names or files (``-`` for standard input), or as ``text=`` or ``dataset=``.
 
     >>> load(text="The quick brown fox").sha256[:12]
     '5cac4f980fed'
     """
-    text, field = options.get("text"), options.get("field")
-    num_samples, dataset = options.get("num_samples"), options.get("dataset")
-    kind = kind_of(spec)
-    if isinstance(spec, CorpusSource):
+    return open_text(TextSelection(corpus=corpus, **more))
+
+
+def open_text(selection: TextSelection) -> Corpus:
+    """The corpus that a user selected."""
+    corpus, field, num_samples = selection.corpus, selection.field, selection.num_samples
+    kind = kind_of(corpus)
+    if isinstance(corpus, CorpusSource):
         if kind is not None:
             _check_alone([], field, kind)
-        spec, options["num_samples"] = spec.as_corpus(num_samples), None
-    if isinstance(spec, Corpus):
-        return _already_loaded(spec, **options)
-    check_names(spec, **options)
-    specs, texts = specs_of(spec), list[NamedText]()
+        return _already_loaded(corpus.as_corpus(num_samples), replace(selection, num_samples=None))
+    if isinstance(corpus, Corpus):
+        return _already_loaded(corpus, selection)
+    names, texts = selection.names, list[NamedText]()
     if kind is not None:
-        return kind.load().open(specs[0].removeprefix(kind.prefix)).as_corpus(num_samples)
+        return kind.load().open(names[0].removeprefix(kind.prefix)).as_corpus(num_samples)
     sources: list[Source]
-    if dataset:
-        sources = [hub_dataset(dataset, options.get("dataset_config"), options.get("split"), field)]
-    elif specs:
-        texts = [named_text(name) for name in specs]
+    if selection.dataset:
+        sources = [hub_dataset(selection.dataset, selection.dataset_config, selection.split, field)]
+    elif names:
+        texts = [named_text(name) for name in names]
         sources = [open_source(field) for _, unread in texts for open_source in unread]
+    elif selection.text is not None:
+        sources = [("text", "text", lambda: iter([selection.text or ""]))]
     else:
-        sources = [("text", "text", lambda: iter([text or ""]))]
-    if field is not None and not dataset and not any(name.lower().endswith(ROWS) for name, _, _ in sources):
+        raise CorpusError("no text was given", fix=ONE_TEXT)
+    if field is not None and not selection.dataset and not any(name.lower().endswith(ROWS) for name, _, _ in sources):
         raise CorpusError("--field does not apply to plain text", fix="leave --field out, or give .jsonl or .parquet")
-    corpus = _single_source(*sources[0], num_samples) if len(sources) == 1 else _combined(sources, num_samples)
-    if specs == [DEFAULT]:
-        cut = f"the first {SHORT_CHARACTERS:,} characters of {corpus.row_count} documents of python-docs"
-        corpus = replace(corpus, notes=(f"{DEFAULT_NOTE}{cut}",))
-    return replace(corpus, name="+".join(label for label, _ in texts)) if texts else corpus
+    opened = _single_source(*sources[0], num_samples) if len(sources) == 1 else _combined(sources, num_samples)
+    if names == [DEFAULT]:
+        cut = f"the first {SHORT_CHARACTERS:,} characters of {opened.row_count} documents of python-docs"
+        opened = replace(opened, notes=(f"{DEFAULT_NOTE}{cut}",))
+    return replace(opened, name="+".join(label for label, _ in texts)) if texts else opened
 
 
 Source = tuple[str, Layout, RowsOf]
@@ -229,22 +247,22 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _already_loaded(corpus: Corpus, **others: object) -> Corpus:
-    if flags := [_flag(name) for name, value in others.items() if value is not None]:
-        raise OptionError(f"{flags[0]} does not apply to a Corpus that is already loaded", fix="give it to load()")
+def _already_loaded(corpus: Corpus, selection: TextSelection) -> Corpus:
+    others = (f.name for f in fields(TextSelection) if f.name != "corpus" and getattr(selection, f.name) is not None)
+    if name := next(others, None):
+        raise OptionError(f"{_flag(name)} does not apply to a Corpus that is already loaded", fix="give it to load()")
     return corpus
 
 
-def specs_of(spec: Spec | Sequence[Spec] | None) -> list[str]:
-    if spec is None:
+def _names_in(corpus: Spec | Sequence[Spec] | None) -> list[str]:
+    if corpus is None:
         return []
-    several = spec if isinstance(spec, list | tuple) else [spec]
-    specs = [str(each) for each in several]
-    if "" in specs:
+    names = [str(name) for name in (corpus if isinstance(corpus, list | tuple) else [corpus])]
+    if "" in names:
         raise CorpusError("--corpus is empty", fix="give a name or a file")
-    if specs.count("-") > 1:
+    if names.count("-") > 1:
         raise CorpusError("- was given twice, and standard input can be read only once", fix="give it once")
-    return specs
+    return names
 
 
 # ── rows, counted and hashed ─────────────────────────────────────────────────────────────────────────────────────────

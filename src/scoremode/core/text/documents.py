@@ -19,8 +19,6 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, islice, pairwise
 from typing import Any, Literal, cast
 
-import numpy as np
-
 from scoremode.core import free_memory
 from scoremode.core.reading import COPIES, require_memory
 from scoremode.core.text.corpus import WIKITEXT2_BLANK, Corpus
@@ -28,7 +26,6 @@ from scoremode.core.text.files import Message, lines_of
 from scoremode.core.text.slices import TEMPLATE, UNDIVIDED, DocumentSlices, SliceRule, Slicing, Span
 from scoremode.core.text.tokenizer import TextTokenizer
 from scoremode.errors import CorpusError, ModelError, OptionError
-from scoremode.values import Bools
 
 Arrangement = Literal["join-lines", "join-rows", "raw-file", "pages", "texts"]
 """How a recipe makes documents from a corpus's rows: see the table above."""
@@ -36,10 +33,7 @@ Arrangement = Literal["join-lines", "join-rows", "raw-file", "pages", "texts"]
 JOIN = "\n\n"
 LISTED = 8  # how many texts a note names at most
 JOINING = ("join-rows", "raw-file")  # arrangements that make one document from all rows
-CHARACTERS = 1 << 18  # characters that are processed together
 PROBES = ("\ue000", "\ue001")  # characters of private use: no chat template writes them
-SPACES = np.array([chr(point).isspace() for point in range(0x3001)] + [False])
-"""Is the character of this code point white space? The last entry stands for all that are larger."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -300,19 +294,7 @@ def _with_probe(message: Message, text: str) -> tuple[str, Message]:
 # ── words ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def count_words(text: str) -> int:
     """Counts words as lm-evaluation-harness does: the pieces between white space, including empty ones at the ends."""
-    return 1 + sum(int((space & ~follows).sum()) for _, space, follows in white_space(text, before=False))
-
-
-def white_space(text: str, *, before: bool) -> Iterator[tuple[int, Bools, Bools]]:
-    """Yields for each block of characters: its start, which of them are white space, and which follow white space.
-
-    ``before``: does the text follow white space? White space is what ``\\s`` matches.
-    """
-    for begin in range(0, len(text), CHARACTERS):
-        points = np.frombuffer(text[begin : begin + CHARACTERS].encode("utf-32-le"), np.uint32)
-        space: Bools = SPACES[np.minimum(points, len(SPACES) - 1)]
-        yield begin, space, np.concatenate([[before], space[:-1]])
-        before = bool(space[-1])
+    return 1 + sum(1 for _ in re.finditer(r"\s+", text))
 
 
 # ── WikiText-2 as lm-evaluation-harness sees it ──────────────────────────────────────────────────────────────────────

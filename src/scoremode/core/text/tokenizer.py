@@ -23,7 +23,13 @@ from scoremode.core import free_memory
 from scoremode.core.reading import megabytes, require_memory, require_plain_files
 from scoremode.core.text.files import Message
 from scoremode.core.text.token_text import byte_level_piece, sentencepiece_piece, spelled, unnamed
-from scoremode.core.text.tokenizer_loading import is_general, load_transformers, require_bounded, unusable
+from scoremode.core.text.tokenizer_loading import (
+    LARGEST_ID,
+    is_general,
+    load_transformers,
+    require_bounded,
+    unusable,
+)
 from scoremode.errors import ModelError, ScoremodeError, print_line
 from scoremode.values import Ids, Ints
 
@@ -49,7 +55,6 @@ BYTES_PER_BYTE, BYTES_PER_TOKEN = 120, 420
 
 SMALL_TEXT, LARGE_TEXT = 200_000, 2_000_000  # characters; below always fits into memory, above is announced
 
-LARGEST_ID = 1 << 22  # the largest vocabularies have a million tokens
 MOST_TOKENS = 32  # of one character
 
 SAMPLES, SAMPLE_LENGTH = 16, 4096  # samples of a text from which its number of tokens is estimated
@@ -173,21 +178,16 @@ class HuggingFaceTokenizer:
         return np.array(self.ids_together([text], special=special)[0], dtype=np.int32)
 
     def _called(self, texts: Sequence[str], *, special: bool, **more: bool) -> Any:
-        self.prepare(texts)
-        unused = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
-        # through __call__, not the backend: some classes add their special tokens in Python
-        return self.hf(list(texts), add_special_tokens=special, **unused, **more)
-
-    def prepare(self, texts: Iterable[str]) -> None:
-        """Refuse texts that do not fit into memory, and switch off truncation and padding, which a file may ask for."""
         for text in texts:
             if len(text) >= SMALL_TEXT:
                 self._require_memory(text)
-        backend = self.backend
-        if backend.truncation is not None:  # to set either copies the tokenizer
-            backend.no_truncation()
-        if backend.padding is not None:
-            backend.no_padding()
+        if self.backend.truncation is not None:  # a file may ask for it, and for padding; to set either copies
+            self.backend.no_truncation()
+        if self.backend.padding is not None:
+            self.backend.no_padding()
+        unused = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
+        # through __call__, not the backend: some classes add their special tokens in Python
+        return self.hf(list(texts), add_special_tokens=special, **unused, **more)
 
     def _require_memory(self, text: str) -> None:
         """Raises CorpusError if a text needs more memory than is free: the library would abort the process."""

@@ -22,6 +22,7 @@ LONGER = ("ByteLevel", "NFC", "NFD", "BertNormalizer", "Lowercase")
 GROWTH = {**dict.fromkeys(LONGER, 4), **dict.fromkeys(("NFKC", "NFKD", "Precompiled"), 18)}
 """How many characters a part makes of one, at most; those that are not listed make one."""
 MOST_GROWTH = 20_000  # the parts of XLNet's tokenizer have 9,000
+LARGEST_ID = 1 << 22  # the largest vocabularies have a million tokens
 
 
 @contextlib.contextmanager
@@ -83,16 +84,23 @@ def unusable(folder: str | Path, error: Exception) -> ModelError:
     )
 
 
+class _Model(msgspec.Struct):
+    vocab: dict[str, int] | list[Any] = []  # ids, or pieces and their scores
+
+
 def require_bounded(folder: Path) -> None:
-    """Refuses a tokenizer.json that may make a short text too large for any memory. It is asked before it is loaded."""
+    """Refuses a tokenizer.json that may fill any memory: by a text that becomes longer, or by the size of an id."""
     try:
         parts = msgspec.json.decode(read_file(folder / "tokenizer.json"), type=dict[str, msgspec.Raw])
         growth = max(_growth([msgspec.json.decode(parts[name]) for name in way if name in parts]) for way in PARTS)
-    except (OSError, ValueError, RecursionError):  # the library says what is wrong
+        vocabulary = msgspec.json.decode(parts["model"], type=_Model).vocab
+        largest = max(vocabulary.values(), default=0) if isinstance(vocabulary, dict) else 0
+    except (OSError, ValueError, KeyError, RecursionError):  # the library says what is wrong
         return
-    if growth > MOST_GROWTH:
-        message = f"the tokenizer in {folder} may make a text {growth:.3g} times as long"
-        raise ModelError(message, fix="get its tokenizer.json again, or name another folder with --tokenizer")
+    if growth > MOST_GROWTH or largest > LARGEST_ID:
+        reason = f"has the id {largest:,}" if largest > LARGEST_ID else f"may make a text {growth:.3g} times as long"
+        fix = "get its tokenizer.json again, or name another folder with --tokenizer"
+        raise ModelError(f"the tokenizer in {folder} {reason}", fix=fix)
 
 
 def _growth(part: Any) -> float:

@@ -5,6 +5,7 @@ Ids that another program stored become Tokens as well, and a text again, as far 
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scoremode.core.text.documents import Document, count_words, white_space
+from scoremode.core.text.documents import Document, count_words
 from scoremode.core.text.long_text import encode_texts
 from scoremode.core.text.slices import Slicing
 from scoremode.core.text.tokenizer import TextTokenizer, TokenizerFacts
@@ -132,17 +133,13 @@ def first_tokens(tokens: Tokens, limit: int) -> tuple[Tokens, int]:
         counts = np.bincount(document, of_token[inside], minlength=len(of_document)).astype(np.int64)
         return frozen(np.where(cut_lengths < lengths, counts, of_document))
 
+    columns = {name: frozen(column[inside]) for name in COLUMNS if (column := getattr(tokens, name)) is not None}
     cut = replace(
         tokens,
-        ids=frozen(tokens.ids[inside]),
+        **columns,
         doc_starts=frozen(np.concatenate([[0], np.cumsum(cut_lengths)]).astype(np.int64)),
-        char_end=frozen(tokens.char_end[inside]),
-        byte_len=frozen(tokens.byte_len[inside]),
-        word_starts=frozen(tokens.word_starts[inside]),
         doc_bytes=counted(tokens.byte_len, tokens.doc_bytes),
         doc_words=counted(tokens.word_starts, tokens.doc_words),
-        target_mask=None if tokens.target_mask is None else frozen(tokens.target_mask[inside]),
-        slices=None if tokens.slices is None else frozen(tokens.slices[inside]),
     )
     return cut, int((cut_lengths < lengths).sum())
 
@@ -168,12 +165,9 @@ def utf8_sizes(points: npt.NDArray[np.uint32]) -> Ints:
 
 def word_starts_in(text: str, ends: Ints) -> Ids:
     """How many words begin inside each token."""
-    counts = np.zeros(len(ends) + 1, np.int64)  # the last: words after the last token
-    for begin, space, follows in white_space(text, before=True):
-        starts = begin + np.flatnonzero(~space & follows)
-        if len(tokens := np.searchsorted(ends, starts, side="right")):  # they ascend: all others stay as they are
-            counts[tokens[0] : tokens[-1] + 1] += np.bincount(tokens - tokens[0])
-    return counts[:-1].astype(np.int32)
+    starts = np.fromiter((word.start() for word in re.finditer(r"\S+", text)), np.int64)
+    tokens = np.searchsorted(ends, starts, side="right")  # words after the last token are those of no token
+    return np.bincount(tokens, minlength=len(ends) + 1)[: len(ends)].astype(np.int32)
 
 
 def _inside(starts: Ints, ends: Ints, spans: tuple[tuple[int, int], ...]) -> Bools:

@@ -27,26 +27,25 @@ from scoremode.core.engine.plugin import EnginePlugin
 from scoremode.core.engine.registry import require
 from scoremode.core.extensions import BaselineOffer, ComparisonBaseline, offered
 from scoremode.core.plan.comparable import ComparableFacts, first_difference, require_comparable
+from scoremode.core.plan.question import Question
 from scoremode.core.references.reader import Reference, open_reference
 from scoremode.core.scores.answers import Answers, check_answers
 from scoremode.core.scores.columns import Divergences
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
-from scoremode.core.verbs.arguments import asked_path
 from scoremode.core.verbs.compared_models import (
     NOISE,
-    Folders,
-    ModelSettings,
     as_comparison,
     compared_with,
     name_of,
+    place_of,
     require_both_fit,
     short,
 )
-from scoremode.core.verbs.model import LazyModel, outliving
-from scoremode.core.verbs.ppl import ppl_of
-from scoremode.core.verbs.question import Question
+from scoremode.core.verbs.model import LazyModel
+from scoremode.core.verbs.place import Place
+from scoremode.core.verbs.planned import PlannedQuestion
 from scoremode.core.verbs.reference import temporary_reference
 from scoremode.core.verbs.scoring import UnfinishedRun, check_fits, score_run
 from scoremode.errors import EngineError, InputError, OptionError, RunError
@@ -60,7 +59,7 @@ class OpenBaseline:
     This one is stored: a reference or a file.
     """
 
-    asked: Question
+    planned: PlannedQuestion
     run: Run | None  # once it is finished
     stored: Callable[[], Baseline | WholeDistributions] | None = field(default=None, kw_only=True)
     noise: Mapping[str, Any] = field(default_factory=dict, kw_only=True)  # fields of a manifest
@@ -91,31 +90,31 @@ class OpenBaseline:
         return self.run
 
 
-def compare_with(baseline: AbstractContextManager[OpenBaseline], candidate: LazyModel, folders: Folders) -> Comparison:
+def compare_with(baseline: AbstractContextManager[OpenBaseline], candidate: LazyModel, place: Place) -> Comparison:
     """Compares a candidate with a baseline of any kind, in one pass over the plan. A run that is there is read."""
-    out = folders.of(candidate)
+    at = place_of(candidate, place)
     with (
         # the baseline's folder is claimed first, everywhere: two processes that wait for each other would wait forever
         baseline as against,
-        candidate.claimed(against.asked, out, fresh=folders.fresh, against=against.identity) as claim,
+        candidate.claimed(against.planned, at, against=against.identity) as claim,
     ):
-        run_q = claim.finished or _score(candidate, against, claim, folders)
-        run_p, run_q = against.finished(), outliving(candidate, run_q, out)
-    if folders.command:  # a run that was there may have been made by another
-        run_q = replace(run_q, manifest={**run_q.manifest, "command": folders.command})
+        run_q = claim.finished or _score(candidate, against, claim, place)
+        run_p, run_q = against.finished(), candidate.outliving(run_q, at)
+    if place.command:  # a run that was there may have been made by another
+        run_q = replace(run_q, manifest={**run_q.manifest, "command": place.command})
     compared = as_comparison(name_of(candidate), run_p, run_q, run_q.divergences, against.missing)
-    return replace(compared, few_documents=folders.few_documents)
+    return replace(compared, few_documents=place.few_documents)
 
 
-def _score(candidate: LazyModel, against: OpenBaseline, claim: runs.Claim, folders: Folders) -> Run:
+def _score(candidate: LazyModel, against: OpenBaseline, claim: runs.Claim, place: Place) -> Run:
     distributions = against.distributions(candidate)
-    engine = candidate.engine_for(against.asked, folders.progress)
+    engine = candidate.opened_for(against.planned, place.progress)
     if isinstance(distributions, LogitsBaseline) and distributions.engine is engine:
         raise InputError("one open model cannot run beside itself", fix="open it twice")
-    with UnfinishedRun(against.asked, engine, claim, folders.progress) as run:
+    with UnfinishedRun(against.planned, engine, claim, place.progress) as run:
         run.score(Wanted(against=distributions))
         manifest = run.manifest()
-        return run.save({**manifest, **against.facts(run, candidate), "command": folders.command or None})
+        return run.save({**manifest, **against.facts(run, candidate), "command": place.command or None})
 
 
 def require_none(given: Mapping[str, Any], reason: str) -> None:
@@ -155,47 +154,53 @@ class StoredRun:
         return open_reference(self.name)
 
     def accept(
-        self, given: Mapping[str, Any], models: Mapping[str, ModelSettings], finished: Sequence[str]
-    ) -> Mapping[str, ModelSettings]:
+        self,
+        question: Question,
+        of_baseline: Mapping[str, Any],
+        models: Mapping[str, LazyModel],
+        finished: Sequence[str],
+    ) -> Mapping[str, LazyModel]:
         for model in models.values() if not self.has_states else ():
-            raise no_states(self.name, model.model)
+            raise no_states(self.name, model.name)
         kind = "reference" if self.has_states else "finished run"
-        fixed = {name: value for name, value in given.items() if not models or name.startswith("baseline_")}
+        fixed = {**({} if models else question.chosen()), **of_baseline}
         require_none(fixed, f"{self.name} is a {kind}, whose text and engine are known")
         if not models:
             return models
-        cut_by = self._question({name: value for name, value in given.items() if value is not None}).get("tokenizer")
-        return {name: replace(one, tokenizer=one.tokenizer or cut_by) for name, one in models.items()}
+        cut_by = self._stored_question(question).get("tokenizer")
+        return {
+            name: model if model.tokenizer or not cut_by else model.changed(tokenizer=cut_by, variant=model.variant)
+            for name, model in models.items()
+        }
 
-    def finished(self, question: Mapping[str, Any], folders: Folders) -> Run:
+    def finished(self, question: Question, place: Place) -> Run:
         return self.run
 
     @contextmanager
-    def open_for(self, candidate: LazyModel, question: Mapping[str, Any], folders: Folders) -> Iterator[OpenBaseline]:
+    def open_for(self, candidate: LazyModel, question: Question, place: Place) -> Iterator[OpenBaseline]:
         if not self.has_states:
             raise no_states(self.name, candidate.subject.name)
         require(candidate.plugin, "divergence", "be compared with a reference")
-        question = {name: value for name, value in question.items() if value is not None}
-        kept = {name: value for name, value in self._question(question).items() if name != "tokenizer"}
-        asked = candidate.ask({**kept, **question}, folders.progress)
-        self._require_comparable(asked)
+        kept = {name: value for name, value in self._stored_question(question).items() if name != "tokenizer"}
+        planned = candidate.ask(Question.of({**kept, **question.chosen()}), place.progress)
+        self._require_comparable(planned)
         noise = {name: self.run.manifest.get(name) for name in NOISE}
         yield OpenBaseline(
-            asked, self.run, stored=lambda: stored_states(self.states, asked.plan.target_offsets), noise=noise
+            planned, self.run, stored=lambda: stored_states(self.states, planned.plan.target_offsets), noise=noise
         )
 
-    def _question(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The question that it was made with; an error if its text was piped in and none is given."""
+    def _stored_question(self, question: Question) -> Mapping[str, Any]:
+        """The arguments that it was made with; an error if its text was piped in and ``question`` names none."""
         stored = self.run.manifest.get("question")
-        if stored is None and not given:
+        if stored is None and not question.chosen():
             raise InputError(
                 f"the text of {self.run.path} was piped in and cannot be read again",
                 fix="give the same text with --corpus",
             )
         return stored or {}
 
-    def _require_comparable(self, asked: Question) -> None:
-        candidate, made, facts = comparable_facts(asked), self.run.manifest, self.run.facts
+    def _require_comparable(self, planned: PlannedQuestion) -> None:
+        candidate, made, facts = comparable_facts(planned), self.run.manifest, self.run.facts
         known = ComparableFacts(
             tokenizer=made["tokenizer"],
             vocabulary=candidate.vocabulary,
@@ -215,7 +220,7 @@ class StoredRun:
         require_comparable(
             known,
             candidate,
-            lambda: first_difference(facts.token, facts.id, int(made["tokens"]), asked.tokens, asked.documents),
+            lambda: first_difference(facts.token, facts.id, int(made["tokens"]), planned.tokens, planned.documents),
             own_question=self.name if made.get("question") else None,
         )
 
@@ -283,12 +288,16 @@ class ModelBaseline:
         self.run: Run | None = None  # once it is finished
 
     def accept(
-        self, given: Mapping[str, Any], models: Mapping[str, ModelSettings], finished: Sequence[str]
-    ) -> Mapping[str, ModelSettings]:
+        self,
+        question: Question,
+        of_baseline: Mapping[str, Any],
+        models: Mapping[str, LazyModel],
+        finished: Sequence[str],
+    ) -> Mapping[str, LazyModel]:
         return models
 
     @contextmanager
-    def open_for(self, candidate: LazyModel, question: Mapping[str, Any], folders: Folders) -> Iterator[OpenBaseline]:
+    def open_for(self, candidate: LazyModel, question: Question, place: Place) -> Iterator[OpenBaseline]:
         if is_by_logits(self.model.plugin):
             require_by_logits(self.model, candidate, question)
         else:
@@ -299,24 +308,24 @@ class ModelBaseline:
                     "replicas are compared with a reference that every machine can read",
                     fix='make a reference of the baseline first: baseline.reference("ref/", corpus=…)',
                 )
-        first = self.model.ask(question, folders.progress)
+        first = self.model.ask(question, place.progress)
         known, ids = comparable_facts(first), first.tokens.ids
         del first  # where the two may be compared, they have the same text, tokens and plan: one of each is enough
-        asked = candidate.ask(question, folders.progress)
-        require_same_question(known, asked, ids)
+        planned = candidate.ask(question, place.progress)
+        require_same_question(known, planned, ids)
         del ids
-        own = replace(asked, subject=self.model.subject)
-        fresh = folders.fresh and self.run is None
-        with self.model.claimed(own, folders.folder("baseline"), fresh=fresh) as claim, ExitStack() as opened:
+        own = replace(planned, subject=self.model.subject)
+        mine = place.within("baseline")
+        mine = replace(mine, fresh=mine.fresh and self.run is None)
+        with self.model.claimed(own, mine) as claim, ExitStack() as opened:
             kind = RunningBaseline if is_by_logits(self.model.plugin) else UnfinishedBaseline
-            against = kind(asked, self.run or claim.finished, self.model, own, claim, opened, folders)
+            against = kind(planned, self.run or claim.finished, self.model, own, claim, opened, place)
             yield against
             self.run = against.run
 
-    def finished(self, question: Mapping[str, Any], folders: Folders) -> Run:
+    def finished(self, question: Question, place: Place) -> Run:
         if self.run is None:
-            out, fresh = folders.folder("baseline"), folders.fresh
-            self.run = ppl_of(self.model, dict(question), out=out, fresh=fresh, progress=folders.progress)
+            self.run = self.model.score(question, place.within("baseline"))
         return self.run
 
 
@@ -325,19 +334,18 @@ class UnfinishedBaseline(OpenBaseline):
     """A model that is finished first: its states are in a temporary reference, until the candidate is scored."""
 
     model: LazyModel
-    own: Question  # the same question, to the baseline
+    own: PlannedQuestion  # the same question, to the baseline
     claim: runs.Claim
     opened: ExitStack
-    folders: Folders
+    place: Place
 
     @property
     def identity(self) -> Mapping[str, object]:
         return self.model.identity(self.own)
 
     def distributions(self, candidate: LazyModel) -> Baseline | WholeDistributions:
-        fresh, progress = self.folders.fresh, self.folders.progress
-        reference = self.opened.enter_context(temporary_reference(self.model, self.own, fresh=fresh, progress=progress))
-        states = stored_states(open_reference(str(reference.path)), self.asked.plan.target_offsets)  # holds the entry
+        reference = self.opened.enter_context(temporary_reference(self.model, self.own, self.place))
+        states = stored_states(open_reference(str(reference.path)), self.planned.plan.target_offsets)  # holds the entry
         if self.run is None:
             self.run = self.claim.copy(reference, "question", *NOISE)
             self.claim.release()  # others may compare with the same baseline meanwhile
@@ -349,12 +357,12 @@ class UnfinishedBaseline(OpenBaseline):
     def finished(self) -> Run:
         if self.run is None:  # the candidate's run was finished, and the baseline's was not
             self.run = self._scored()
-        self.run = outliving(self.model, self.run, self.folders.out)
+        self.run = self.model.outliving(self.run, self.place)
         return self.run
 
     def _scored(self) -> Run:
-        progress = self.folders.progress
-        return score_run(self.own, self.model.engine_for(self.own, progress), self.claim, progress)
+        progress = self.place.progress
+        return score_run(self.own, self.model.opened_for(self.own, progress), self.claim, progress)
 
 
 @dataclass
@@ -367,10 +375,10 @@ class RunningBaseline(UnfinishedBaseline):
         from scoremode.core.engine.logits import LiveLogits
         from scoremode.core.engine.steps import LiveSteps
 
-        plan = self.asked.plan
+        plan = self.planned.plan
         sequences = plan.path.sequences if plan.path else 1
         require_both_fit(self.model, candidate, int(plan.lengths.max()) * sequences)
-        engine = self.model.engine_for(self.own, self.folders.progress)
+        engine = self.model.opened_for(self.own, self.place.progress)
         check_fits(plan, engine.facts.vocabulary, engine.facts.context_length)
         self.noise = noise_facts(only_one_way(engine))
         kind = LiveLogits if engine.path is None else LiveSteps
@@ -379,15 +387,15 @@ class RunningBaseline(UnfinishedBaseline):
     def _unfinished(self) -> UnfinishedRun:
         """Its own run, which begins with its first answer: if the candidate does not start, nothing is lost."""
         if self._scores is None:
-            engine = self.model.engine_for(self.own, self.folders.progress)
-            run = UnfinishedRun(self.own, engine, self.claim, self.folders.progress)
+            engine = self.model.opened_for(self.own, self.place.progress)
+            run = UnfinishedRun(self.own, engine, self.claim, self.place.progress)
             self._scores = self.opened.enter_context(run)
         return self._scores
 
     def _keep(self, index: int, answers: Answers, seconds: float) -> None:
         run = self._unfinished()
         if not run.journal.done[index]:
-            check_answers(self.asked.plan, [(index, answers)], run.engine.facts.vocabulary)
+            check_answers(self.planned.plan, [(index, answers)], run.engine.facts.vocabulary)
             run.keep(index, answers, seconds)
 
     def _scored(self) -> Run:
@@ -404,7 +412,7 @@ def is_by_logits(baseline: EnginePlugin) -> bool:
     return able.logits and not able.hidden_states
 
 
-def require_by_logits(baseline: LazyModel, candidate: LazyModel, question: Mapping[str, Any]) -> None:
+def require_by_logits(baseline: LazyModel, candidate: LazyModel, question: Question) -> None:
     """Refuses a candidate that cannot run beside a baseline which has logits and no hidden states."""
     require(candidate.plugin, "divergence", "be compared")
     if not candidate.plugin.able().distributions:
@@ -412,7 +420,7 @@ def require_by_logits(baseline: LazyModel, candidate: LazyModel, question: Mappi
             f"the {candidate.engine_name} engine is compared by hidden states, and {baseline.engine_name} gives none",
             fix="use an unquantized checkpoint as the baseline",
         )
-    path = asked_path(question)
+    path = question.decode_path
     if path is not None and path.sequences > 1 and not candidate.plugin.able().logits:
         raise EngineError(
             f"a baseline of the {baseline.engine_name} engine takes every step beside its candidate, and the "
@@ -427,21 +435,21 @@ def require_by_logits(baseline: LazyModel, candidate: LazyModel, question: Mappi
         )
 
 
-def comparable_facts(asked: Question) -> ComparableFacts:
+def comparable_facts(planned: PlannedQuestion) -> ComparableFacts:
     return ComparableFacts(
-        tokenizer=asked.tokens.tokenizer.fingerprint,
-        vocabulary=asked.subject.vocabulary,
-        plan_digest=asked.plan.digest,
-        method=asked.plan.method,
-        settings=dict(asked.plan.settings),
-        corpus_sha256=asked.corpus.sha256,
+        tokenizer=planned.tokens.tokenizer.fingerprint,
+        vocabulary=planned.subject.vocabulary,
+        plan_digest=planned.plan.digest,
+        method=planned.plan.method,
+        settings=dict(planned.plan.settings),
+        corpus_sha256=planned.corpus.sha256,
     )
 
 
-def require_same_question(baseline: ComparableFacts, asked: Question, ids: Ids) -> None:
+def require_same_question(baseline: ComparableFacts, planned: PlannedQuestion, ids: Ids) -> None:
     """Refuses models that cannot be compared. ``ids`` are the baseline's."""
 
     def where() -> str | None:
-        return first_difference(np.arange(len(ids)), ids, len(ids), asked.tokens, asked.documents)
+        return first_difference(np.arange(len(ids)), ids, len(ids), planned.tokens, planned.documents)
 
-    require_comparable(baseline, comparable_facts(asked), where)
+    require_comparable(baseline, comparable_facts(planned), where)

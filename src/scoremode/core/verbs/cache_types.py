@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
 
 from scoremode.core.engine.registry import all_options
-from scoremode.core.verbs.compared_models import CompareRequest, ModelSettings, short
+from scoremode.core.verbs.compared_models import CompareRequest, short
+from scoremode.core.verbs.model import LazyModel
 from scoremode.errors import OptionError
 
+T = TypeVar("T")
 HINT = "several K/V types of the baseline's model, as in --cache-type-k f16,q8_0"
 
 
-def combinations(varied: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+def combinations(varied: Mapping[str, Sequence[T]]) -> list[dict[str, T]]:
     """All combinations of the values of several settings; that of all first values comes first."""
     return [dict(zip(varied, chosen, strict=True)) for chosen in itertools.product(*varied.values())]
 
@@ -55,23 +56,18 @@ class CacheTypes:
             types[name] = list(value)
         return cls(types) if types else None
 
-    def of_baseline(self, model: ModelSettings) -> ModelSettings:
-        return _with_types(model, {name: each[0] for name, each in self.types.items()})
+    def of_baseline(self, model: LazyModel) -> LazyModel:
+        return model.changed(**{name: each[0] for name, each in self.types.items() if name in model.arguments})
 
-    def of_candidate(self, model: ModelSettings, *, is_baseline: bool) -> list[ModelSettings]:
+    def of_candidate(self, model: LazyModel, *, is_baseline: bool) -> list[LazyModel]:
         """One candidate for each combination of the types that the model's engine knows.
 
         Options that cannot work are refused here, before a weight is loaded.
         """
-        types, candidates = {name: each for name, each in self.types.items() if name in model.options}, []
+        types, candidates = {name: each for name, each in self.types.items() if name in model.arguments}, []
         for picked in combinations(types):
             label = " ".join(f"{all_options()[name][1].details.cache_part} {value}" for name, value in picked.items())
-            name = label if is_baseline else f"{short(model.model)} {label}"
-            candidates.append(replace(_with_types(model, picked), name=name if types else None))
-            with closing(candidates[-1].prepare()) as lazy:
-                lazy.settings()
+            name = label if is_baseline else f"{short(model.name)} {label}"
+            candidates.append(model.changed(variant=name if types else None, **picked))
+            candidates[-1].settings()
         return candidates[1:] if is_baseline else candidates
-
-
-def _with_types(model: ModelSettings, picked: Mapping[str, Any]) -> ModelSettings:
-    return replace(model, options={name: picked.get(name, value) for name, value in model.options.items()})

@@ -17,22 +17,21 @@ from typing import Any, TypedDict, TypeVar, Unpack
 
 from scoremode.core.disk.folders import REFERENCE, ROWS
 from scoremode.core.disk.stores import is_there
-from scoremode.core.disk.uri import RemotePath, is_uri, located
+from scoremode.core.disk.uri import RemotePath, is_uri
 from scoremode.core.engine.registry import require_path
 from scoremode.core.extensions import ComparisonBaseline, Format, FormatOffer, offered
+from scoremode.core.plan.question import Question
 from scoremode.core.statistics.comparison import BY_NAME, FIELDS, Comparison, Comparisons, needs_whole_divergence
 from scoremode.core.store.run import Run
 from scoremode.core.store.runs import Claim
 from scoremode.core.text.corpus import Spec, kind_of
 from scoremode.core.typed import checked
+from scoremode.core.verbs.argument_types import EngineOptionArguments
 from scoremode.core.verbs.arguments import (
     AllArguments,
-    EngineOptionArguments,
-    QuestionArguments,
-    check_question,
     command_for,
+    read_arguments,
     spelled_out,
-    split_arguments,
 )
 from scoremode.core.verbs.baselines import (
     ModelBaseline,
@@ -46,16 +45,18 @@ from scoremode.core.verbs.baselines import (
 from scoremode.core.verbs.cache_types import HINT, CacheTypes
 from scoremode.core.verbs.compared_models import (
     CompareRequest,
-    Folders,
-    ModelSettings,
     assign_engines,
     expand_candidates,
+    folder_name,
     is_stored,
+    place_of,
+    require_candidates,
     short,
 )
 from scoremode.core.verbs.model import GivenModel, LazyModel, is_loaded, tell_starts, tokenizer_name
+from scoremode.core.verbs.place import Place
+from scoremode.core.verbs.planned import PlannedQuestion
 from scoremode.core.verbs.progress import Progress, announce, shows_progress
-from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.reference import reference_of
 from scoremode.errors import (
     CandidatesError,
@@ -91,17 +92,15 @@ def split_outputs(arguments: Mapping[str, Any]) -> tuple[Outputs, Mapping[str, A
 
 
 def check_outputs(outputs: Outputs, candidates: Mapping[str, Path | RemotePath | None]) -> None:
-    for output, place in outputs:
-        output.check(place, candidates)
+    for output, folder in outputs:
+        output.check(folder, candidates)
 
 
-def leave(
-    outputs: Outputs, found: Sequence[Comparison], folders: Folders, failure: CandidatesError | None = None
-) -> None:
+def leave(outputs: Outputs, found: Sequence[Comparison], place: Place, failure: CandidatesError | None = None) -> None:
     """Writes the files. Raises an error that has the results if they cannot be written, or the ``failure`` of some."""
     try:
-        for output, place in outputs if found else ():
-            output.write(found, folders, place)
+        for output, folder in outputs if found else ():
+            output.write(found, place, folder)
     except ScoremodeError as unwritten:
         known = ({c.name: c for c in found}, {}) if failure is None else (failure.found, failure.failed)
         raise CandidatesError(*known, unwritten) from None
@@ -160,64 +159,70 @@ def compare(
     if unknown := [name for name in columns if name not in BY_NAME and name not in FIELDS]:
         raise OptionError(f"columns: there is no statistic '{unknown[0]}'", fix=did_you_mean(unknown[0], FIELDS))
     outputs, rest = split_outputs(arguments)
-    question, options = split_arguments(rest)
+    question, options = read_arguments(rest)
     request = CompareRequest(engine, options, baseline_engine, baseline_options, tokenizer_name(tokenizer), keep)
     more = [name for name in columns if name in BY_NAME and needs_whole_divergence([name])]
     of_model = {"engine": engine, "tokenizer": tokenizer, **options, **request.of_baseline, "columns": more}
     of_model["few_documents"] = few_documents
-    command = command_for("compare", (baseline, *candidates), {**question, **of_model})
-    folders = Folders(located(out) if out is not None else None, fresh, progress, command, few_documents)
+    command = command_for("compare", (baseline, *candidates), {**question.chosen(), **of_model})
+    place = replace(Place.at(out, fresh=fresh, progress=progress), command=command, few_documents=few_documents)
     try:
-        found = _compare(baseline, candidates, question, request, folders, outputs=outputs, columns=columns)
+        found = _compare(baseline, candidates, question, request, place, outputs=outputs, columns=columns)
     except CandidatesError as error:
-        leave(outputs, list(error.found.values()), folders, error)
+        leave(outputs, list(error.found.values()), place, error)
         raise
-    leave(outputs, found, folders)
+    leave(outputs, found, place)
     return found
 
 
 def _compare(
     baseline: str | Path,
     candidates: Sequence[str | Path],
-    question: QuestionArguments,
+    question: Question,
     request: CompareRequest,
-    folders: Folders,
+    place: Place,
     *,
     outputs: Outputs,
     columns: Sequence[str],
 ) -> Comparisons:
-    kind = kind_of(question.get("corpus"))
+    kind = kind_of(question.corpus)
     whole = needs_whole_divergence(columns) or (kind is not None and kind.whole_divergence)
     baseline = os.fspath(baseline)
     if (texts := kind_of(baseline)) is not None:
         raise InputError(f"{baseline} is a text, not a model", fix=texts.as_baseline or "give it with --corpus")
-    model, found = _settings(baseline, expand_candidates(candidates, baseline), request, folders)
-    places = [(short(name), folders.of_name(name, one.name if one else None)) for name, one in found]
-    check_outputs(outputs, dict(places))
+    model, found = _settings(baseline, expand_candidates(candidates, baseline), request, place)
+    run_folders = [(short(name), place.folder(folder_name(name, one.variant if one else None))) for name, one in found]
+    check_outputs(outputs, dict(run_folders))
     typed = {str(name) for name in (baseline, *candidates)}
-    if not request.keep:
-        found = [(name, one and replace(one, released=one.model not in typed)) for name, one in found]
     if whole:
-        found = [(name, one and one.with_default("divergence", "all")) for name, one in found]
+        found = [(name, one and _with_whole_divergence(one)) for name, one in found]
     for one in (model, *(one for _, one in found)):
         if one is not None:
-            require_path(one.plugin, question.get("path"))
+            require_path(one.plugin, question.path)
+            one.is_removed = not request.keep and one is not model and one.name not in typed
     if model is None and not any(one for _, one in found):
         given = {"engine": request.engine, **request.options}
         require_none(given, "only finished runs are compared, and nothing is scored")
     if model is not None and not is_uri(baseline):  # no model is read from a URI
-        question = check_question(question, needs_text=True)
-    return _compare_each(baseline, model, found, question, folders, of_baseline=request.of_baseline)
+        question = question.with_text()
+    return _compare_each(baseline, model, found, question, place, of_baseline=request.of_baseline)
+
+
+def _with_whole_divergence(model: LazyModel) -> LazyModel:
+    """The same model with all columns of a divergence, if its engine has a choice and the user made none."""
+    if "divergence" not in model.plugin.options.known() or model.arguments.get("divergence") is not None:
+        return model
+    return model.changed(variant=model.variant, divergence="all")
 
 
 # ── the candidates ───────────────────────────────────────────────────────────────────────────────────────────────────
-Candidates = Sequence[tuple[str, ModelSettings | None]]
+Candidates = Sequence[tuple[str, LazyModel | None]]
 """The name of each candidate, and how it is scored; None: it is a finished run."""
 
 
 def _settings(
-    baseline: str, named: Sequence[str], request: CompareRequest, folders: Folders
-) -> tuple[ModelSettings | None, Candidates]:
+    baseline: str, named: Sequence[str], request: CompareRequest, place: Place
+) -> tuple[LazyModel | None, Candidates]:
     """The settings of the baseline, if it is a model, and all candidates. Refuses those that cannot be told apart.
 
     Variants make several candidates of each model. If no candidate is named, they are variants of the baseline's model.
@@ -228,24 +233,24 @@ def _settings(
     if not given:
         fix = f"name a model or a run, as in scoremode compare BASELINE CANDIDATE --corpus FILE, or {HINT}"
         raise InputError("CANDIDATE is missing", fix=fix)
-    folders.require_candidates(given)
+    require_candidates(given, place)
     first, models = assign_engines(baseline, given, request)
     if variants is None:
         return first, [(name, models.get(name)) for name in given]
-    found: list[tuple[str, ModelSettings | None]] = []
+    found: list[tuple[str, LazyModel | None]] = []
     for name in given:
         each = variants.of_candidate(models[name], is_baseline=is_alone) if name in models else []
         found += [(one.called, one) for one in each] if name in models else [(name, None)]
-    folders.require_candidates([name for name, _ in found])
+    require_candidates([name for name, _ in found], place)
     return first and variants.of_baseline(first), found
 
 
 def _compare_each(
     baseline: str,
-    model: ModelSettings | None,
+    model: LazyModel | None,
     candidates: Candidates,
-    question: QuestionArguments,
-    folders: Folders,
+    question: Question,
+    place: Place,
     *,
     of_baseline: Mapping[str, Any],
 ) -> Comparisons:
@@ -253,37 +258,35 @@ def _compare_each(
 
     ``of_baseline`` are arguments that were given for the baseline alone.
     """
-    models = {name: one for name, one in candidates if one is not None}
     finished = [name for name, one in candidates if one is None]
-    with _opened(baseline, model, candidates, question, folders) as (against, prepared):
+    with _opened(baseline, model, candidates, question, place) as (against, opened):
         # a baseline that is stored takes no arguments; a reference that was made of a model just now has them already
-        given = {**question, **of_baseline} if model is None else question
-        models = dict(against.accept(given, models, finished))
-
+        models = dict(against.accept(question, of_baseline if model is None else {}, opened, finished))
         if model is None or isinstance(against, ModelBaseline):  # else it was said before the reference was made
 
-            def asks(candidate: LazyModel) -> tuple[Question, Mapping[str, object]]:
-                with against.open_for(candidate, question, folders) as opened:
-                    return opened.asked, opened.identity
+            def asks(candidate: LazyModel) -> tuple[PlannedQuestion, Mapping[str, object]]:
+                with against.open_for(candidate, question, place) as first:
+                    return first.planned, first.identity
 
             starts = [("baseline", against.model)] if isinstance(against, ModelBaseline) else []
-            _tell_starts(starts, models, prepared, asks, folders)
+            _tell_starts(starts, models, asks, place)
 
         def score(name: str) -> Comparison:
+            candidate = models.pop(name)  # each is freed before the next is loaded
             try:
-                # each is freed before the next is loaded
-                with closing(prepared.pop(name) if name in prepared else models[name].prepare()) as candidate:
-                    return compare_with(against.open_for(candidate, question, folders), candidate, folders)
+                with closing(candidate):
+                    return compare_with(against.open_for(candidate, question, place), candidate, place)
             finally:
-                models[name].release()
+                candidate.remove_files()
 
-        in_turn = sorted(models, key=lambda name: name not in prepared or not prepared[name].is_open)
-        found, failed = score_in_turn(in_turn, score, folders.progress)
+        only_runs = not models
+        in_turn = sorted(models, key=lambda name: not models[name].is_open)
+        found, failed = score_in_turn(in_turn, score, place.progress)
         try:
-            run_p, few = against.finished(question, folders) if finished else None, folders.few_documents
+            run_p, few = against.finished(question, place) if finished else None, place.few_documents
             found |= zip(finished, of_runs(baseline, finished, run_p, few_documents=few), strict=True)
         except ScoremodeError as error:
-            if not models:
+            if only_runs:
                 raise
             failed |= dict.fromkeys(finished, error)  # what was scored is shown
     if failed:
@@ -293,79 +296,76 @@ def _compare_each(
 
 @contextmanager
 def _opened(
-    baseline: str, model: ModelSettings | None, candidates: Candidates, question: QuestionArguments, folders: Folders
+    baseline: str, model: LazyModel | None, candidates: Candidates, question: Question, place: Place
 ) -> Iterator[tuple[ComparisonBaseline, dict[str, LazyModel]]]:
     """The baseline. For several candidates, and for replicas, which read it from other machines, a reference is kept.
 
-    Candidates that are finished runs need only its run. With it, models by the names of their candidates that are
-    prepared already: one that is the baseline with the same options has its open engine.
+    Candidates that are finished runs need only its run. With it, the candidates that are models, by their names: one
+    that is the baseline with the same options is the baseline's own model, with its open engine.
     """
+    models = {name: one for name, one in candidates if one is not None}
     if model is None:
         stored = stored_baseline(baseline)
         assert stored is not None, "a name that is not stored is that of a model"
-        yield stored, {}
+        yield stored, models
         return
-    models = [one for _, one in candidates if one is not None]
-    with closing(model.prepare()) as lazy:
-        prepared = {} if is_by_logits(model.plugin) else {n: lazy for n, m in candidates if m and m.scores_as(model)}
-        lazy.variant = next((one.name for one in models if one.called in prepared), None)
-        has_spread = any(one.spread is not None for one in (model, *models))
-        out = folders.folder("baseline")
+    with closing(model):
+        if not is_by_logits(model.plugin):
+            alike = {name: one for name, one in models.items() if one.scores_as(model)}
+            model.variant = next((one.variant for one in alike.values()), None)
+            models |= dict.fromkeys(alike, model)
+        has_spread = any(one.spread is not None for one in (model, *models.values()))
+        out = place.folder("baseline")
         is_begun = out is not None and (is_there(out, REFERENCE) or is_there(out, ROWS))  # by a command of several
         is_kept = len(models) > 1 or has_spread or is_begun
         if not models or is_by_logits(model.plugin) or not is_kept:
-            yield ModelBaseline(lazy), prepared
+            yield ModelBaseline(model), models
             return
 
-        def tell(asked: Question, claim: Claim) -> None:
-            def asks(candidate: LazyModel) -> tuple[Question, Mapping[str, object]]:
-                return replace(asked, subject=candidate.subject), claim.identity
+        def tell(planned: PlannedQuestion, claim: Claim) -> None:
+            def asks(candidate: LazyModel) -> tuple[PlannedQuestion, Mapping[str, object]]:
+                return replace(planned, subject=candidate.subject), claim.identity
 
-            starts = [] if claim.finished else [("baseline", lazy)]
-            _tell_starts(starts, {one.called: one for one in models}, prepared, asks, folders)
+            _tell_starts([] if claim.finished else [("baseline", model)], models, asks, place)
 
-        tokenizer, fresh, progress = model.tokenizer, folders.fresh, folders.progress
-        run = reference_of(lazy, question, out, tokenizer=tokenizer, fresh=fresh, progress=progress, tell=tell)
-        if lazy not in prepared.values():
-            lazy.close()
-        yield StoredRun(str(run.path)), prepared
+        run = reference_of(model, question, place.within("baseline"), tell=tell)
+        if model not in models.values():
+            model.close()
+        yield StoredRun(str(run.path)), models
 
 
 def _tell_starts(
     starts: list[tuple[str, LazyModel]],
-    candidates: Mapping[str, ModelSettings],
-    prepared: dict[str, LazyModel],
-    asks: Callable[[LazyModel], tuple[Question, Mapping[str, object]]],
-    folders: Folders,
+    candidates: Mapping[str, LazyModel],
+    asks: Callable[[LazyModel], tuple[PlannedQuestion, Mapping[str, object]]],
+    place: Place,
 ) -> None:
     """Says how often engines that are slow to start will start: for the baseline, and for candidates without a run.
 
-    ``asks`` gives the question to a candidate, and the identity of what it is compared with. Candidates that are
-    prepared for it are added to ``prepared``.
+    ``asks`` gives the question to a candidate, and the identity of what it is compared with.
     """
     slow = {name: one for name, one in candidates.items() if one.plugin.starts_slowly}
-    for name, settings in slow.items() if len(starts) + len(slow) > 1 else ():
+    for name, model in slow.items() if len(starts) + len(slow) > 1 else ():
         with suppress(ScoremodeError, OSError):  # what is refused is refused when it is its turn
-            model = prepared[name] = prepared.get(name) or settings.prepare()
-            asked, against = asks(model)
-            if folders.fresh or not model.has_run(asked, folders.of(model), against=against):
+            planned, against = asks(model)
+            if place.fresh or not model.has_run(planned, place_of(model, place), against=against):
                 starts.append((short(name), model))
     tell_starts(starts)
 
 
 def compare_model(
-    baseline: str | Path | Run | LazyModel, candidate: LazyModel, question: QuestionArguments, folders: Folders
+    baseline: str | Path | Run | LazyModel, candidate: LazyModel, question: Question, place: Place
 ) -> Comparison:
     """Compares a model with another model, or with a baseline that is stored (its name, or its run)."""
     if isinstance(baseline, Run) and baseline.path is None:
         raise InputError("this run is not kept on disk", fix='make a reference: baseline.reference("ref/", corpus=…)')
     if isinstance(baseline, LazyModel):
-        return compare_with(ModelBaseline(baseline).open_for(candidate, question, folders), candidate, folders)
+        return compare_with(ModelBaseline(baseline).open_for(candidate, question, place), candidate, place)
     name = str(baseline.path if isinstance(baseline, Run) else baseline)
     against = stored_baseline(name)
     if against is None:
         raise InputError(f"{name} is not a reference", fix='make one: baseline.reference("ref/", corpus=…)')
-    return compare_with(against.open_for(candidate, question, folders), candidate, folders)
+    return compare_with(against.open_for(candidate, question, place), candidate, place)
 
 
 # ── one after the other ──────────────────────────────────────────────────────────────────────────────────────────────

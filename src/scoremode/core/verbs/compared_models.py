@@ -7,8 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from scoremode.core.arguments import user_path
 from scoremode.core.cache.units import size_words
 from scoremode.core.disk.folders import MANIFEST, REFERENCE
 from scoremode.core.disk.stores import is_there
-from scoremode.core.disk.uri import RemotePath, is_uri, may_be_stored, name_in
-from scoremode.core.engine.plugin import EnginePlugin, Work
+from scoremode.core.disk.uri import is_uri, may_be_stored, name_in
+from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import engine_for, require, share_options
 from scoremode.core.extensions import BaselineOffer, FormatOffer, offered
 from scoremode.core.free_memory import available
@@ -31,8 +30,7 @@ from scoremode.core.statistics.equivalence import answer_targets
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.model import LazyModel
-from scoremode.core.verbs.progress import Progress
-from scoremode.core.verbs.replicas import Spread, read_spread
+from scoremode.core.verbs.place import Place
 from scoremode.errors import EngineError, InputError, print_line
 
 logger = logging.getLogger(__name__)
@@ -62,49 +60,6 @@ class CompareRequest:
         return {f"baseline_{name}": value for name, value in given.items() if value is not None}
 
 
-@dataclass(frozen=True)
-class ModelSettings:
-    """A model of a comparison and how it is scored: the engine, its options, and a tokenizer other than its own."""
-
-    model: str
-    plugin: EnginePlugin
-    options: Mapping[str, Any]
-    tokenizer: str | None
-    name: str | None = None  # of the candidate, if it is not that of the model
-    released: bool = False  # are files that were fetched for it removed after it was scored?
-
-    @property
-    def called(self) -> str:
-        """The name that tells the candidate from others."""
-        return self.name or self.model
-
-    @cached_property
-    def spread(self) -> Spread | None:
-        """How the work is spread over replicas; None: it is done in this process."""
-        return read_spread(self.options)[0]
-
-    def with_default(self, option: str, value: str) -> ModelSettings:
-        """The same with a value for an option that the engine has and that was not given."""
-        if option not in self.plugin.options.known() or self.options.get(option) is not None:
-            return self
-        return replace(self, options={**self.options, option: value})
-
-    def scores_as(self, other: ModelSettings) -> bool:
-        """Are both one model with one engine and the same options?"""
-        return replace(self, name=other.name, released=other.released) == other
-
-    def prepare(self) -> LazyModel:
-        model = LazyModel.named(self.model, self.plugin, self.options, self.tokenizer)
-        model.variant = self.name
-        return model
-
-    def release(self) -> None:
-        """Removes the files that were fetched for it, if they are not to be kept."""
-        reader = reader_of(self.model) if self.released else None
-        if reader is not None:
-            reader.release(self.model)
-
-
 def is_stored(baseline: str) -> bool:
     """Is this a baseline that is stored, and not a model: a run, a reference, or a kind that a wing offers?"""
     own = runs.is_run(baseline) or is_there(baseline, REFERENCE)
@@ -113,29 +68,29 @@ def is_stored(baseline: str) -> bool:
 
 def assign_engines(
     baseline: str, candidates: Sequence[str], wanted: CompareRequest, *, divergence: bool = True
-) -> tuple[ModelSettings | None, dict[str, ModelSettings]]:
-    """Chooses the settings of the baseline (None if it is not scored) and of each candidate that is a model.
+) -> tuple[LazyModel | None, dict[str, LazyModel]]:
+    """Chooses engines and options for the baseline (None if it is not scored) and for each candidate that is a model.
 
     A candidate whose engine cannot measure a divergence is refused here, before the baseline is scored; without
-    ``divergence``, every engine is allowed.
+    ``divergence``, every engine is allowed. Nothing is read of a model yet.
     """
     scored = [name for name in candidates if not runs.is_run(name)]
     for name in filter(is_stored, scored):
         raise InputError(f"{name} can only be the baseline", fix="give it first")
-    given = [(name, wanted.engine, wanted.options) for name in scored]
+    requests = [(name, wanted.engine, wanted.options) for name in scored]
     is_model = not is_stored(baseline)
     if is_model:
-        its_options = {**wanted.options, **(wanted.baseline_options or {})}
-        given.insert(0, (baseline, wanted.baseline_engine or wanted.engine, its_options))
-    plugins = [engine_for(engine, model) for model, engine, _ in given]
-    settings = [
-        ModelSettings(model, plugin, share_options(plugin, plugins, options), wanted.tokenizer)
-        for (model, _, options), plugin in zip(given, plugins, strict=True)
+        options = {**wanted.options, **(wanted.baseline_options or {})}
+        requests.insert(0, (baseline, wanted.baseline_engine or wanted.engine, options))
+    plugins = [engine_for(engine, name) for name, engine, _ in requests]
+    models = [
+        LazyModel(name, plugin, share_options(plugin, plugins, options), wanted.tokenizer)
+        for (name, _, options), plugin in zip(requests, plugins, strict=True)
     ]
-    its = settings.pop(0) if is_model else None
-    for one in settings if divergence else ():
-        require(one.plugin, "divergence", "be compared with a baseline")
-    return its, {one.model: one for one in settings}
+    first = models.pop(0) if is_model else None
+    for model in models if divergence else ():
+        require(model.plugin, "divergence", "be compared with a baseline")
+    return first, {model.name: model for model in models}
 
 
 # ── names ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -198,47 +153,35 @@ def short(name: str) -> str:
     return name_in(name) or name if may_be_stored(name) or Path(name).exists() else name
 
 
-@dataclass(frozen=True, slots=True)
-class Folders:
-    """Where the runs of a comparison go."""
+def place_of(candidate: LazyModel, place: Place) -> Place:
+    """The place of a candidate's run, named after the variant or the model."""
+    return place.within(folder_name(candidate.name, candidate.variant))
 
-    out: Path | RemotePath | None
-    fresh: bool
-    progress: Progress | None
-    command: str = ""  # that asks for the same comparison; '' if there is none
-    few_documents: bool = False  # as in a Comparison
 
-    def folder(self, name: str) -> Path | RemotePath | None:
-        """The folder for the run of that name. Of a name that is a path, the last part is used."""
-        return None if self.out is None else self.out / (name_in(name) or "candidate")
+def folder_name(model: str, variant: str | None) -> str:
+    return model if variant is None else variant.replace(" ", "-")
 
-    def of(self, candidate: LazyModel) -> Path | RemotePath | None:
-        return self.of_name(candidate.subject.name, candidate.variant)
 
-    def of_name(self, model: str, variant: str | None) -> Path | RemotePath | None:
-        """The folder for a candidate's run, named after the variant or the model; spaces become hyphens."""
-        return self.folder(model if variant is None else variant.replace(" ", "-"))
-
-    def require_candidates(self, candidates: Sequence[str]) -> None:
-        """Refuse an empty list, and candidates with equal names in tables or with one folder for two runs."""
-        if not candidates:
-            raise InputError("there is no candidate", fix="name a model, or a run, after the baseline")
-        if len({short(name) for name in candidates}) < len(candidates):
-            raise InputError(
-                "two candidates have the same name", fix="rename one folder, so that tables can tell them apart"
-            )
-        names = ["baseline", *(name_in(name) or "candidate" for name in candidates)]
-        if self.out is not None and len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise InputError(
-                f"two runs of this comparison would lie in {self.out / twice}",
-                fix="leave --out out, or rename a candidate's folder",
-            )
+def require_candidates(candidates: Sequence[str], place: Place) -> None:
+    """Refuse an empty list, and candidates with equal names in tables or with one folder for two runs."""
+    if not candidates:
+        raise InputError("there is no candidate", fix="name a model, or a run, after the baseline")
+    if len({short(name) for name in candidates}) < len(candidates):
+        raise InputError(
+            "two candidates have the same name", fix="rename one folder, so that tables can tell them apart"
+        )
+    names = ["baseline", *(name_in(name) or "candidate" for name in candidates)]
+    if place.out is not None and len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(
+            f"two runs of this comparison would lie in {place.out / twice}",
+            fix="leave --out out, or rename a candidate's folder",
+        )
 
 
 def name_of(candidate: LazyModel) -> str:
     """The name of a candidate in tables."""
-    return candidate.variant or short(candidate.subject.name)
+    return candidate.variant or short(candidate.name)
 
 
 def require_both_fit(baseline: LazyModel, candidate: LazyModel, longest: int) -> None:

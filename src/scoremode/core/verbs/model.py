@@ -9,28 +9,34 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from scoremode.core.cache.units import size_words
 from scoremode.core.disk.folders import entry_folder
 from scoremode.core.disk.stores import store_of
-from scoremode.core.disk.uri import RemotePath, located, may_be_stored, shown
+from scoremode.core.disk.uri import RemotePath, may_be_stored, shown
 from scoremode.core.engine import registry
 from scoremode.core.engine.base import Engine, EngineFacts
 from scoremode.core.engine.options import Options
 from scoremode.core.engine.plugin import Capabilities, EnginePlugin, Work
 from scoremode.core.engine.registry import ChosenEngine
 from scoremode.core.extensions import Replicas
+from scoremode.core.models.names import reader_of
 from scoremode.core.models.subject import Subject
+from scoremode.core.options import chosen_of
 from scoremode.core.plan.path import DECODE, PREFILL, DecodePath
+from scoremode.core.plan.question import Question
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
 from scoremode.core.text.corpus import Spec
 from scoremode.core.typed import checked
+from scoremode.core.verbs.place import Place
+from scoremode.core.verbs.planned import LastTokens, PlannedQuestion, identify, plan_question
 from scoremode.core.verbs.progress import Progress, announce, tell_display
-from scoremode.core.verbs.question import LastTokens, Question, identify, prepare_question
-from scoremode.core.verbs.replicas import Spread, read_spread, replicas_class
+from scoremode.core.verbs.replicas import read_spread, replicas_class
+from scoremode.core.verbs.scoring import score_run
 from scoremode.errors import ModelError, OptionError, print_line
 
 GivenModel = str | Any
@@ -51,15 +57,15 @@ class GivenEngine(EnginePlugin):
     summary = "an engine that is open already"
     keeps_runs = False
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine, self.instance = engine, uuid.uuid4().hex
+    def __init__(self, engine: Engine, subject: Subject) -> None:
+        self.engine, self.scored, self.instance = engine, subject, uuid.uuid4().hex
 
     def able(self) -> Capabilities:
         has_logits = type(self.engine).logits is not Engine.logits
         return Capabilities.all(hidden_states=not has_logits, logits=has_logits)  # what it lacks, it refuses itself
 
     def subject(self, model: str, options: Any, tokenizer: str | None) -> Subject:
-        raise AssertionError("a given engine is asked about a model that is known already")
+        return self.scored
 
     def settings(self, subject: Subject, options: Any) -> dict[str, Any]:
         return {"instance": self.instance, **self.engine.facts.settings}
@@ -69,48 +75,49 @@ class GivenEngine(EnginePlugin):
 
 
 class LazyModel:
-    """A model, the engine that was chosen for it, and its options. The engine opens when a question first needs it."""
+    """A model and the engine that was chosen for it. The engine opens when a question first needs it.
+
+    Nothing is read before ``chosen`` is needed: a comparison has many models, and one after the other is read.
+    """
 
     def __init__(
         self,
-        chosen: ChosenEngine,
+        name: str,
+        plugin: EnginePlugin,
+        arguments: Mapping[str, Any] | None = None,
+        tokenizer: str | None = None,
         *,
         many_questions: bool = False,
-        spread: Spread | None = None,
-        tokenizer: str | None = None,
     ) -> None:
-        self.spread = spread  # over replicas; None: one engine in this process
-        self.replicas: Replicas | None = None if spread is None else replicas_class()(chosen, spread, tokenizer)
-        self.chosen = chosen if self.replicas is None else self.replicas.chosen
-        self.plugin, self.subject = self.chosen.plugin, self.chosen.subject
-        self.is_given = not self.plugin.keeps_runs  # did the caller bring the engine, or the model in memory?
-        self.engine_name = self.plugin.name if self.given_facts is None else self.given_facts.engine
-        self.usual_length = min(self.subject.context_length or USUAL_LENGTH, USUAL_LENGTH)
-        self.variant: str | None = None  # its name among candidates that are one model with different settings
-        self.tokenizer = tokenizer
+        """``arguments`` are the options of the engine, and those about replicas."""
+        self.name, self.plugin, self.tokenizer = name, plugin, tokenizer
+        self.spread, self.arguments = read_spread(arguments or {})  # None: one engine in this process
+        if self.spread is not None:
+            replicas_class().require()
         self.many_questions = many_questions  # else the engine is opened for exactly one
+        self.variant: str | None = None  # its name among candidates that are one model with different settings
+        self.is_removed = False  # are files that were fetched for it removed after it was scored?
         self._engine: Engine | None = None
         self._path: DecodePath | None = None  # by which the open engine feeds windows
-        self._opened_for: DecodePath | None = None
+        self._opened_path: DecodePath | None = None
         self._tokenized: LastTokens = {}  # another method on the same text need not cut it again
 
     @classmethod
     def named(
         cls,
         model: GivenModel,
-        engine: str | EnginePlugin | Engine | None = None,
+        engine: str | Engine | None = None,
         options: Mapping[str, Any] | None = None,
         tokenizer: GivenTokenizer | None = None,
         *,
         many_questions: bool = False,
-    ) -> LazyModel:
-        """Makes a LazyModel by name and chooses its engine; options and names that cannot work are refused at once.
+    ) -> Self:
+        """A model by its name; names and options that cannot work are refused at once.
 
-        ``engine`` is a name, an engine that was chosen already, or one that the caller has opened. A model that is
-        loaded already is wrapped.
+        ``engine`` is a name, or an engine that the caller has opened. A loaded model is scored as it is.
         """
         if is_loaded(model):
-            return wrapped(model, tokenizer, options or {}, engine=engine)
+            return cls.wrapped(model, tokenizer, options or {}, engine=engine)
         name = os.fspath(checked("model", model, Spec))
         tokenizer = tokenizer_name(checked("tokenizer", tokenizer, Spec | None))
         for given_name in (name, tokenizer):
@@ -119,45 +126,117 @@ class LazyModel:
                     f"{shown(given_name)} is no finished run or reference, and models are not read from URIs",
                     fix="give a folder of this machine, or a name on the hub",
                 )
-        given = {key: value for key, value in (options or {}).items() if value is not None and value is not False}
+        arguments = {key: value for key, value in (options or {}).items() if value is not None and value is not False}
         if isinstance(engine, Engine):
-            for option in given:
+            for option in arguments:
                 if option != "trust_remote_code":  # that one is for the tokenizer too
                     raise OptionError(
                         f"{option} does not apply to an engine that is already open",
                         fix=f"give {option} where the engine is made",
                     )
-            subject = registry.choose(name, None, given, tokenizer).subject
-            return cls(ChosenEngine(GivenEngine(engine), Options(), subject), many_questions=many_questions)
-        spread, given = read_spread(given)
-        if spread is not None:
-            replicas_class().require()
-        chosen = registry.choose(name, engine, given, tokenizer)
-        return cls(chosen, many_questions=many_questions, spread=spread, tokenizer=tokenizer)
+            subject = registry.choose(name, None, arguments, tokenizer).subject
+            return cls.of(ChosenEngine(GivenEngine(engine, subject), Options(), subject), many_questions=many_questions)
+        model = cls(name, registry.choose_engine(engine, name), arguments, tokenizer, many_questions=many_questions)
+        _ = model.chosen  # refuses options and names that cannot work
+        return model
+
+    @classmethod
+    def wrapped(
+        cls, model: Any, tokenizer: Any, options: Mapping[str, Any], *, engine: Any = None, name: str | None = None
+    ) -> Self:
+        """A model that is loaded already, with its tokenizer; the engine with the ability "wraps" scores it."""
+        plugin = next(plugin for plugin in registry.known_engines().values() if "wraps" in plugin.abilities)
+        if engine not in (None, plugin.name):
+            fix = f"leave engine out: it is scored by {plugin.name}, as it is"
+            raise OptionError("engine does not apply to a model that is loaded already", fix=fix)
+        return cls.of(plugin.abilities["wraps"](plugin, model, tokenizer, options, name=name))
+
+    @classmethod
+    def of(cls, chosen: ChosenEngine, *, many_questions: bool = False) -> Self:
+        """A model whose engine and options were chosen elsewhere."""
+        model = cls(chosen.subject.name, chosen.plugin, many_questions=many_questions)
+        model.__dict__["_choice"] = chosen
+        return model
+
+    def changed(self, *, tokenizer: str | None = None, variant: str | None = None, **arguments: Any) -> Self:
+        """The same model with another tokenizer or other options of its engine, as a variant of this name."""
+        spread = {} if self.spread is None else chosen_of(self.spread)
+        model = type(self)(
+            self.name, self.plugin, {**spread, **self.arguments, **arguments}, tokenizer or self.tokenizer
+        )
+        model.variant, model.is_removed = variant, self.is_removed
+        return model
+
+    def with_options(self, options: Options) -> Self:
+        """The same model, with an engine of its own that has these options."""
+        model = self.of(replace(self.chosen, options=options))
+        model.spread, model.tokenizer = self.spread, self.tokenizer
+        return model
+
+    def scores_as(self, other: LazyModel) -> bool:
+        """Are both one model with one engine, the same options and the same tokenizer?"""
+        mine, others = ((m.name, m.plugin, m.arguments, m.spread, m.tokenizer) for m in (self, other))
+        return mine == others
+
+    # ── what is known before the engine is open ──────────────────────────────────────────────────────────────────────
+    @cached_property
+    def _choice(self) -> ChosenEngine:
+        return registry.choose(self.name, self.plugin, self.arguments, self.tokenizer)
+
+    @cached_property
+    def replicas(self) -> Replicas | None:
+        return None if self.spread is None else replicas_class()(self._choice, self.spread, self.tokenizer)
+
+    @cached_property
+    def chosen(self) -> ChosenEngine:
+        """The engine, its options, and the model as far as it is known without weights; refuses what cannot be."""
+        return self._choice if self.replicas is None else self.replicas.chosen
+
+    @property
+    def subject(self) -> Subject:
+        return self.chosen.subject
+
+    @property
+    def is_given(self) -> bool:
+        """Did the caller bring the engine, or the model in memory?"""
+        return not self.plugin.keeps_runs
 
     @property
     def given_facts(self) -> EngineFacts | None:
         """The facts of an engine that the caller has opened; None for other engines."""
         return self.plugin.engine.facts if isinstance(self.plugin, GivenEngine) else None
 
+    @property
+    def engine_name(self) -> str:
+        return self.plugin.name if self.given_facts is None else self.given_facts.engine
+
+    @property
+    def called(self) -> str:
+        """The name that tells it from other candidates."""
+        return self.variant or self.name
+
+    @property
+    def usual_length(self) -> int:
+        """The tokens of windows that its engine is opened for where longer ones may come."""
+        return min(self.subject.context_length or USUAL_LENGTH, USUAL_LENGTH)
+
     def settings(self) -> Mapping[str, Any]:
         """The settings that the engine would use, known before it is opened; part of a run's identity."""
         return self.chosen.settings()
 
-    def ask(self, question: Mapping[str, Any], progress: Progress | None = None) -> Question:
+    def ask(self, question: Question, progress: Progress | None = None) -> PlannedQuestion:
         """Read the text of a question and plan its windows for this model."""
-        registry.require_path(self.plugin, question.get("path"))
-        registry.require_read(self.chosen.options, question.get("path"))
+        registry.require_path(self.plugin, question.path)
+        registry.require_read(self.chosen.options, question.path)
         announce(progress, "reading and tokenizing the text")
-        given = {name: value for name, value in question.items() if value is not None}
-        return prepare_question(self.subject, memory=self._tokenized if self.many_questions else None, **given)
+        return plan_question(self.subject, question, self._tokenized if self.many_questions else None)
 
     # ── the engine ───────────────────────────────────────────────────────────────────────────────────────────────────
-    def engine(self, work: Work, progress: Progress | None = None) -> Engine:
+    def opened(self, work: Work, progress: Progress | None = None) -> Engine:
         """The open engine, ready for windows of ``work.longest`` tokens that are fed by ``work.path``."""
         registry.require_read(self.chosen.options, DECODE if work.path else PREFILL, has_flag=False)
         if self._engine is not None and work.path != self._path:
-            if work.path is not None and self.feeds_also(self._opened_for, work.path):
+            if work.path is not None and self.feeds_also(self._opened_path, work.path):
                 self._engine.feed_by(work.path)
                 self._path = work.path
             else:
@@ -172,7 +251,7 @@ class LazyModel:
             print_line(f"scoremode: {self.engine_name} starts again, for windows of up to {work.longest} tokens")
             self.close()
         if self._engine is None:
-            self._path = self._opened_for = work.path
+            self._path = self._opened_path = work.path
             if self.many_questions and work.path is None:  # more may come, and of other kinds
                 work = replace(work, longest=max(work.longest or 0, self.usual_length), shares_prompts=True)
             size = cache_bytes(self, work)
@@ -189,9 +268,9 @@ class LazyModel:
         self._engine.show = getattr(progress, "detail", None)
         return self._engine
 
-    def engine_for(self, asked: Question, progress: Progress | None = None) -> Engine:
+    def opened_for(self, planned: PlannedQuestion, progress: Progress | None = None) -> Engine:
         """The open engine, ready for all windows of a question."""
-        return self.engine(Work(longest=int(asked.plan.lengths.max()), path=asked.plan.path), progress)
+        return self.opened(Work(longest=int(planned.plan.lengths.max()), path=planned.plan.path), progress)
 
     def feeds_also(self, opened: DecodePath | None, other: DecodePath | None) -> bool:
         """Can an engine of this model that was opened for one path feed by the other too, without another start?"""
@@ -217,48 +296,62 @@ class LazyModel:
             engine.close()
 
     # ── its runs ─────────────────────────────────────────────────────────────────────────────────────────────────────
-    def identity(self, asked: Question, **more: Any) -> Mapping[str, Any]:
+    def identity(self, planned: PlannedQuestion, **more: Any) -> Mapping[str, Any]:
         """The facts that must be equal for a stored run to be this one; ``more`` is added to the engine's settings."""
         return identify(
-            asked.subject,
+            planned.subject,
             self.engine_name,
             {**self.settings(), **more},
-            corpus=asked.corpus.sha256,
-            plan=asked.plan.digest,
-            **({"slices": list(map(str, asked.documents.rules))} if asked.documents.rules else {}),
+            corpus=planned.corpus.sha256,
+            plan=planned.plan.digest,
+            **({"slices": list(map(str, planned.documents.rules))} if planned.documents.rules else {}),
         )
 
-    def has_run(self, asked: Question, out: Path | RemotePath | None, **more: Any) -> bool:
+    def has_run(self, planned: PlannedQuestion, place: Place, **more: Any) -> bool:
         """Is a finished run where ``claimed`` would look for it? Nothing is locked or checked."""
-        return runs.is_run(out or entry_folder("runs", self.identity(asked, **more)))
+        return runs.is_run(place.out or entry_folder("runs", self.identity(planned, **more)))
 
     @contextmanager
     def claimed(
-        self,
-        asked: Question,
-        out: str | Path | RemotePath | None,
-        *,
-        fresh: bool = False,
-        kind: str = "runs",
-        **more: Any,
+        self, planned: PlannedQuestion, place: Place, *, kind: str = "runs", **more: Any
     ) -> Iterator[runs.Claim]:
-        """Claims the folder for a run: ``out``, else one in the cache; a temporary one if the engine was given."""
-        identity = self.identity(asked, **more)
+        """Claims the folder for a run: that of the place, else one in the cache; a temporary one for a given engine."""
+        identity, fresh = self.identity(planned, **more), place.fresh
         with ExitStack() as stack:
-            if out is None and self.is_given:
+            if place.out is None and self.is_given:
                 temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="scoremode-"))
                 yield stack.enter_context(runs.Claim(Path(temporary), identity))
                 return
-            folder = located(out) if out is not None else entry_folder(kind, identity)
+            folder = place.out or entry_folder(kind, identity)
             if isinstance(folder, RemotePath):
                 yield stack.enter_context(store_of(folder).claim(folder, identity, fresh=fresh, kind=kind))
             else:
                 yield stack.enter_context(runs.Claim(folder, identity, fresh=fresh))
 
+    def score(self, question: Question, place: Place) -> Run:
+        """The run of a question: read from its folder if it is there, else scored.
 
-def outliving(model: LazyModel, run: Run, out: str | Path | RemotePath | None) -> Run:
-    """A run of a model that stays readable after its claim ends: read into memory if its folder goes away."""
-    return run if out is not None or not model.is_given else in_memory(run)
+        A stored run gets the names of this question: the same text, weights and windows may have been named otherwise.
+        """
+        planned = self.ask(question, place.progress)
+        with self.claimed(planned, place) as claim:
+            run = claim.finished
+            if run is not None and not self.is_given:
+                names = {"corpus": planned.corpus.name, "model": planned.subject.name}
+                settings = {"method_settings": dict(planned.plan.settings)}
+                return replace(run, manifest={**run.manifest, **names, **settings})
+            engine = self.opened_for(planned, place.progress)
+            return self.outliving(score_run(planned, engine, claim, place.progress), place)
+
+    def outliving(self, run: Run, place: Place) -> Run:
+        """A run that stays readable after its claim ends: read into memory if its folder goes away."""
+        return run if place.out is not None or not self.is_given else in_memory(run)
+
+    def remove_files(self) -> None:
+        """Removes the files that were fetched for it, if they are not to be kept."""
+        reader = reader_of(self.name) if self.is_removed else None
+        if reader is not None:
+            reader.release(self.name)
 
 
 def in_memory(run: Run) -> Run:
@@ -289,25 +382,6 @@ def is_loaded(model: object) -> bool:
     """Is this a module of torch instead of a name? Without torch, it cannot be one."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(model, torch.nn.Module)
-
-
-def wrapped(
-    model: Any,
-    tokenizer: Any,
-    options: Mapping[str, Any],
-    *,
-    engine: Any = None,
-    name: str | None = None,
-) -> LazyModel:
-    """Makes a LazyModel of a model that is loaded already, and of its tokenizer.
-
-    The engine with the ability "wraps" makes a ``ChosenEngine`` of them.
-    """
-    plugin = next(plugin for plugin in registry.known_engines().values() if "wraps" in plugin.abilities)
-    if engine not in (None, plugin.name):
-        fix = f"leave engine out: it is scored by {plugin.name}, as it is"
-        raise OptionError("engine does not apply to a model that is loaded already", fix=fix)
-    return LazyModel(plugin.abilities["wraps"](plugin, model, tokenizer, options, name=name))
 
 
 def tokenizer_name(tokenizer: GivenTokenizer | None) -> str | None:

@@ -9,26 +9,27 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from scoremode.core.cache.entries import drop_entry
 from scoremode.core.cache.units import size_words
 from scoremode.core.disk.folders import entry_folder
-from scoremode.core.disk.uri import RemotePath
 from scoremode.core.engine.base import Engine, Wanted
 from scoremode.core.engine.baseline import noise_facts, noise_floor, states_dtype, states_in, stored_states
 from scoremode.core.engine.registry import require
 from scoremode.core.extensions import Format, FormatOffer, offered
+from scoremode.core.plan.question import Question
 from scoremode.core.references.format import RAW_DTYPES
 from scoremode.core.references.writer import StatesWriter, require_disk
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
-from scoremode.core.text.corpus import Corpus, CorpusSource, specs_of
-from scoremode.core.verbs.arguments import AllArguments, QuestionArguments, spelled_out, split_arguments
-from scoremode.core.verbs.model import TOLD_FROM, GivenModel, GivenTokenizer, LazyModel, tokenizer_name
+from scoremode.core.verbs.arguments import AllArguments, read_arguments, spelled_out
+from scoremode.core.verbs.model import TOLD_FROM, GivenModel, GivenTokenizer, LazyModel
+from scoremode.core.verbs.place import Place
+from scoremode.core.verbs.planned import PlannedQuestion
 from scoremode.core.verbs.progress import Progress, announce, shows_progress
-from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.scoring import UnfinishedRun
 from scoremode.errors import InputError, print_line
 
@@ -69,10 +70,10 @@ def reference(
     256.0 ± ?
     """
     files, rest = split_files(arguments)
-    question, options = split_arguments(rest, needs_text=True)
+    question, options = read_arguments(rest)
     with closing(LazyModel.named(model, engine, options, tokenizer)) as lazy:
-        named = tokenizer_name(tokenizer)
-        return reference_of(lazy, question, out, files=files, tokenizer=named, fresh=fresh, progress=progress)
+        place = Place.at(out, fresh=fresh, progress=progress)
+        return reference_of(lazy, question.with_text(), place, files=files)
 
 
 Files = list[tuple[Format, str | Path]]
@@ -88,40 +89,38 @@ def split_files(arguments: Mapping[str, Any]) -> tuple[Files, dict[str, Any]]:
 
 def reference_of(
     model: LazyModel,
-    question: QuestionArguments,
-    out: str | Path | RemotePath | None = None,
+    question: Question,
+    place: Place,
     *,
     files: Files = [],  # noqa: B006 - it is only read
-    tokenizer: str | None = None,
-    fresh: bool = False,
-    progress: Progress | None = None,
-    tell: Callable[[Question, runs.Claim], None] | None = None,
+    tell: Callable[[PlannedQuestion, runs.Claim], None] | None = None,
 ) -> Run:
     """Makes a reference of a model, or files of its distributions. ``tell`` is called before the engine starts."""
     if files:
-        return [one.score(model, file, question, out=out, fresh=fresh, progress=progress) for one, file in files][-1]
+        return [output.score(model, file, question, place) for output, file in files][-1]
     require(model.plugin, "hidden_states", "give the hidden states that a reference keeps")
-    if out is None and model.is_given:
+    if place.out is None and model.is_given:
         raise InputError("a reference of a model in memory needs a folder", fix='give one, as in out="ref/"')
-    asked = model.ask(question, progress)
-    repeatable = _repeatable({**question, "method": asked.plan.method}, tokenizer)
-    return finish(model, asked, out, question=repeatable, fresh=fresh, progress=progress, tell=tell)
+    planned = model.ask(question, place.progress)
+    repeatable = question.repeatable()
+    if repeatable is not None:
+        named = {} if model.tokenizer is None else {"tokenizer": model.tokenizer}
+        repeatable |= {"method": planned.plan.method, **named}
+    return finish(model, planned, place, question=repeatable, tell=tell)
 
 
 @contextmanager
-def temporary_reference(
-    model: LazyModel, asked: Question, *, fresh: bool = False, progress: Progress | None = None
-) -> Iterator[Run]:
+def temporary_reference(model: LazyModel, planned: PlannedQuestion, place: Place) -> Iterator[Run]:
     """A reference that is removed when the block ends. One that the cache has is used instead, and stays there.
 
     What is cut off, by an error or by Ctrl-C, stays in the cache as a run does, so that the same command goes on.
     """
     if model.is_given:
         with tempfile.TemporaryDirectory(prefix="scoremode-") as folder:
-            yield finish(model, asked, Path(folder), progress=progress)
+            yield finish(model, planned, Place(Path(folder), progress=place.progress))
         return
-    is_kept = not fresh and runs.is_run(entry_folder("references", model.identity(asked, **KEPT)))
-    reference = finish(model, asked, fresh=fresh, progress=progress, kind="references" if is_kept else "runs")
+    is_kept = not place.fresh and runs.is_run(entry_folder("references", model.identity(planned, **KEPT)))
+    reference = finish(model, planned, replace(place, out=None), kind="references" if is_kept else "runs")
     yield reference
     if not is_kept:
         drop_entry(Path(str(reference.path)))
@@ -133,45 +132,43 @@ KEPT = {"keeps": "states"}  # in the settings of a reference's identity
 
 def finish(
     model: LazyModel,
-    asked: Question,
-    out: str | Path | RemotePath | None = None,
+    planned: PlannedQuestion,
+    place: Place,
     *,
     question: Mapping[str, object] | None = None,
-    fresh: bool = False,
-    progress: Progress | None = None,
     kind: str = "references",
-    tell: Callable[[Question, runs.Claim], None] | None = None,
+    tell: Callable[[PlannedQuestion, runs.Claim], None] | None = None,
 ) -> Run:
-    """The reference of a planned question, in ``out`` or in the cache as an entry of this kind: read, or made.
+    """The reference of a planned question, in the place or in the cache as an entry of this kind: read, or made.
 
     ``question`` are the arguments that ask it again.
     """
-    with model.claimed(asked, out, fresh=fresh, kind=kind, **KEPT) as claim:
+    with model.claimed(planned, place, kind=kind, **KEPT) as claim:
         if tell is not None:
-            tell(asked, claim)
+            tell(planned, claim)
         run = claim.finished
         if run is not None:
-            announce(progress, "checking the files of the reference")
+            announce(place.progress, "checking the files of the reference")
             claim.check_reference()
             return run
-        return _score_and_store(asked, model.engine_for(asked, progress), claim, question, progress)
+        return _score_and_store(planned, model.opened_for(planned, place.progress), claim, question, place.progress)
 
 
 def _score_and_store(
-    asked: Question,
+    planned: PlannedQuestion,
     worker: Engine,
     claim: runs.Claim,
     question: Mapping[str, object] | None,
     progress: Progress | None,
 ) -> Run:
-    head, plan = worker.stored_head(), asked.plan
+    head, plan = worker.stored_head(), planned.plan
     width, dtype = head.weight.shape[1], states_dtype(worker, head)
     size = plan.targets * width * RAW_DTYPES[dtype].itemsize
     if size >= TOLD_FROM:
         print_line(f"scoremode: {plan.targets:,} hidden states take about {size_words(size)} of disk")
     require_disk(claim.folder, size + head.weight.nbytes)
     with (
-        UnfinishedRun(asked, worker, claim, progress) as run,
+        UnfinishedRun(planned, worker, claim, progress) as run,
         StatesWriter(
             claim.folder,
             targets=plan.targets,
@@ -193,14 +190,3 @@ def _score_and_store(
         announce(progress, "measuring the noise floor")
         noise = noise_facts(noise_floor(worker, plan, stored_states(stored, plan.target_offsets), writer.noise))
         return run.save(manifest | noise)
-
-
-def _repeatable(question: QuestionArguments, tokenizer: str | None) -> Mapping[str, object] | None:
-    """The question, if names and files are enough to ask it again; None for a text that was piped in."""
-    corpus = question.get("corpus")
-    if isinstance(corpus, Corpus | CorpusSource) or "-" in specs_of(corpus):
-        return None
-    slices = question.get("slice")
-    lists = {"corpus": specs_of(corpus) or None, "slice": [slices] if isinstance(slices, str) else slices}
-    every = {**question, **lists, "tokenizer": tokenizer}
-    return {name: value for name, value in every.items() if value is not None and value is not False}

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from scoremode.core.extensions import Replicas, ReplicasOffer, offered
+from scoremode.core.options import KnownOption, option, options_of
 
 if TYPE_CHECKING:
     from scoremode.core.engine.base import EngineFacts
@@ -20,33 +21,21 @@ if TYPE_CHECKING:
 OTHER_FILES = "give every node the same files, versions and options"
 
 
-class SpreadArguments(TypedDict, total=False):
-    """The arguments about replicas, by name. None of them is part of a run's identity."""
-
-    replicas: int | None
-    """engines at a time (default: one, in this process)"""
-    ray: str | None
-    """auto, or HOST:PORT of a Ray cluster (default: Ray is started here)"""
-    gpus_per_replica: float | None
-    """GPUs of each, also a share (default: what it needs)"""
-    cpus_per_replica: float | None
-    """CPU cores of each (default: 1 for each process of the engine)"""
-
-
-SPREAD = tuple(SpreadArguments.__annotations__)
-
-
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The number of replicas, their cluster, and the resources of each."""
+    """The number of replicas, their cluster, and the resources of each. None of it is part of a run's identity."""
 
-    replicas: int
-    ray: str | None = None
-    gpus_per_replica: float | None = None
-    cpus_per_replica: float | None = None
+    replicas: int = option("engines at a time (default: one, in this process)", metavar="N")
+    ray: str | None = option("auto, or HOST:PORT of a Ray cluster (default: Ray is started here)", metavar="ADDRESS")
+    gpus_per_replica: float | None = option("GPUs of each, also a share (default: what it needs)", metavar="N")
+    cpus_per_replica: float | None = option(
+        "CPU cores of each (default: 1 for each process of the engine)", metavar="N"
+    )
 
-    def given(self) -> Mapping[str, object]:
-        return {name: value for name in SPREAD if (value := getattr(self, name)) is not None}
+    @classmethod
+    def options(cls) -> dict[str, KnownOption]:
+        """Every field by its name."""
+        return options_of(cls)
 
 
 def replicas_class() -> type[Replicas]:
@@ -54,17 +43,17 @@ def replicas_class() -> type[Replicas]:
     return offered(ReplicasOffer)[0].load()
 
 
-def spread_names() -> tuple[str, ...]:
-    """The names of the arguments about replicas; none if no wing runs replicas."""
-    return SPREAD if offered(ReplicasOffer) else ()
+def spread_options() -> Mapping[str, KnownOption]:
+    """The options about replicas by name; none if no wing runs replicas."""
+    return Spread.options() if offered(ReplicasOffer) else {}
 
 
-def read_spread(given: Mapping[str, Any]) -> tuple[Spread | None, dict[str, Any]]:
+def read_spread(arguments: Mapping[str, Any]) -> tuple[Spread | None, dict[str, Any]]:
     """Splits arguments by name into those of replicas (None: no replicas) and all others."""
-    known = spread_names()
-    said = {name: given[name] for name in known if given.get(name) is not None}
-    rest = {name: value for name, value in given.items() if name not in known}
-    return (replicas_class().read(said) if said else None), rest
+    known = spread_options()
+    of_spread = {name: arguments[name] for name in known if arguments.get(name) is not None}
+    rest = {name: value for name, value in arguments.items() if name not in known}
+    return (replicas_class().read(of_spread) if of_spread else None), rest
 
 
 # ── the seam ─────────────────────────────────────────────────────────────────────────────────────────────────────────

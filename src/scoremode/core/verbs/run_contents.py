@@ -22,17 +22,17 @@ from scoremode.core.statistics.parts import metrics_by_slice
 from scoremode.core.statistics.run import all_metrics, llamacpp_stderr
 from scoremode.core.text.tokenizer import TextTokenizer
 from scoremode.core.text.tokens import Tokens
-from scoremode.core.verbs.question import Question, library_versions
+from scoremode.core.verbs.planned import PlannedQuestion, library_versions
 from scoremode.values import Ids, Ints
 
 
 def make_manifest(
-    asked: Question, engine: EngineFacts, scores: Scores, seconds: float, identity: Mapping[str, object]
+    planned: PlannedQuestion, engine: EngineFacts, scores: Scores, seconds: float, identity: Mapping[str, object]
 ) -> dict[str, Any]:
     """The manifest: the numbers, and everything another person needs to get them again."""
-    plan, subject = asked.plan, asked.subject
+    plan, subject = planned.plan, planned.subject
     zero = int(np.isneginf(scores.logprob).sum())
-    of_model = [*engine.notes, *_unnamed_ids(asked, engine)]
+    of_model = [*engine.notes, *_unnamed_ids(planned, engine)]
     notes = [*plan.notes, *of_model] + (
         [f"{zero} target{'s have' if zero > 1 else ' has'} probability zero"] if zero else []
     )
@@ -44,8 +44,8 @@ def make_manifest(
     if plan.method == "llamacpp":
         llamacpp_error["perplexity_stderr_llamacpp"] = llamacpp_stderr(scores.logprob)
     return {
-        "metrics": as_json(all_metrics(plan, asked.tokens, scores)),
-        **({"by_slice": by_slice} if (by_slice := metrics_by_slice(plan, asked.tokens, scores)) else {}),
+        "metrics": as_json(all_metrics(plan, planned.tokens, scores)),
+        **({"by_slice": by_slice} if (by_slice := metrics_by_slice(plan, planned.tokens, scores)) else {}),
         "windows": len(plan),
         "forward_tokens": plan.forward_tokens,
         "method": plan.method,
@@ -57,13 +57,13 @@ def make_manifest(
         "stderr_groups": grouping(plan).kind,
         **llamacpp_error,
         "plan_digest": plan.digest,
-        "corpus": asked.corpus.name,
-        "corpus_sha256": asked.corpus.sha256,
-        "corpus_rows": asked.corpus.row_count,
-        "corpus_bytes": asked.corpus.byte_count,
-        "documents": asked.tokens.documents,
-        "tokens": len(asked.tokens),
-        "tokenizer": asked.tokens.tokenizer.fingerprint,
+        "corpus": planned.corpus.name,
+        "corpus_sha256": planned.corpus.sha256,
+        "corpus_rows": planned.corpus.row_count,
+        "corpus_bytes": planned.corpus.byte_count,
+        "documents": planned.tokens.documents,
+        "tokens": len(planned.tokens),
+        "tokenizer": planned.tokens.tokenizer.fingerprint,
         **describe_model(subject),
         **describe_engine(engine),
         "seconds": seconds,
@@ -109,11 +109,11 @@ def describe_engine(engine: EngineFacts) -> Mapping[str, object]:
     }
 
 
-def _unnamed_ids(asked: Question, engine: EngineFacts) -> list[str]:
+def _unnamed_ids(planned: PlannedQuestion, engine: EngineFacts) -> list[str]:
     """A note on ids of the model that the tokenizer lacks: they may take probability from the others."""
     if engine.vocabulary is None:
         return []
-    unnamed = engine.vocabulary - asked.tokens.tokenizer.size
+    unnamed = engine.vocabulary - planned.tokens.tokenizer.size
     if unnamed <= 0:
         return []
     return [f"{unnamed:,} of the model's {engine.vocabulary:,} ids have no token, and may be given probability"]
@@ -131,11 +131,11 @@ def processor_name() -> str:
 
 
 # ── columns ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def rows_to_keep(asked: Question, journal: Journal) -> RunRows:
+def rows_to_keep(planned: PlannedQuestion, journal: Journal) -> RunRows:
     """The columns of a run: the scores, and for each target its place in the text, its group, its weight and texts."""
-    plan, tokens, scores = asked.plan, asked.tokens, journal.scores
+    plan, tokens, scores = planned.plan, planned.tokens, journal.scores
     index = plan.target_token
-    text, top_text = _texts_of(asked.subject.tokenizer, tokens.ids[index], scores.top)
+    text, top_text = _texts_of(planned.subject.tokenizer, tokens.ids[index], scores.top)
     facts = TargetFacts(
         window=plan.target_window,
         document=plan.target_document,

@@ -1,6 +1,6 @@
 """The only loop that feeds windows to an engine, and the runs that are scored with it.
 
-with UnfinishedRun(asked, engine, claim, progress) as run:    the folder is taken over, the journal is opened
+with UnfinishedRun(planned, engine, claim, progress) as run:    the folder is taken over, the journal is opened
     run.score(want)                                           every window that the journal lacks
     manifest = run.manifest()                                 the numbers, and where they come from
     return run.save(manifest)                                 columns, manifest; then the journal is removed
@@ -26,8 +26,8 @@ from scoremode.core.scores.answers import FAULT, Answers, WindowSource, check_an
 from scoremode.core.scores.journal import Journal
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
+from scoremode.core.verbs.planned import PlannedQuestion
 from scoremode.core.verbs.progress import Progress, announce
-from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.run_contents import add_account, make_manifest, rows_to_keep
 from scoremode.errors import EngineError, ModelError, UntrustedError, listed
 from scoremode.values import Bools, Ids, Ints
@@ -147,16 +147,21 @@ class Likelihood:
 
 
 def likelihoods(
-    engine: Engine, asked: Sequence[Continuation], groups: Ints, progress: Progress | None = None, *, together: int = 1
+    engine: Engine,
+    continuations: Sequence[Continuation],
+    groups: Ints,
+    progress: Progress | None = None,
+    *,
+    together: int = 1,
 ) -> Iterator[tuple[int, Likelihood]]:
     """Yields (index, likelihood) of every continuation, as they come, each exactly once.
 
     Continuations with equal numbers in ``groups`` share a context, which the engine computes once. Give each
     question its own number to keep its choices together. For ``together``, see ``answered``.
     """
-    if not len(asked):
+    if not len(continuations):
         return
-    plan = plan_of_pairs([(one.ids, one.first) for one in asked], groups)
+    plan = plan_of_pairs([(one.ids, one.first) for one in continuations], groups)
     check_fits(plan, engine.facts.vocabulary, engine.facts.context_length)
     for index, answers in answered(engine, plan, progress=progress, together=together):
         yield index, Likelihood(answers)
@@ -175,17 +180,17 @@ class UnfinishedRun:
 
     def __init__(
         self,
-        asked: Question,
+        planned: PlannedQuestion,
         engine: Engine,
         claim: runs.Claim,
         progress: Progress | None = None,
     ) -> None:
-        check_fits(asked.plan, engine.facts.vocabulary, engine.facts.context_length)
-        shown = {"corpus": asked.corpus.name, "method": asked.plan.method, "engine": engine.facts.engine}
-        claim.begin({"model": asked.subject.name, **shown})
-        self.asked, self.engine, self.claim = asked, engine, claim
+        check_fits(planned.plan, engine.facts.vocabulary, engine.facts.context_length)
+        shown = {"corpus": planned.corpus.name, "method": planned.plan.method, "engine": engine.facts.engine}
+        claim.begin({"model": planned.subject.name, **shown})
+        self.planned, self.engine, self.claim = planned, engine, claim
         self.progress = progress
-        self.journal = Journal(claim.folder / runs.JOURNAL, claim.identity, asked.plan.target_counts)
+        self.journal = Journal(claim.folder / runs.JOURNAL, claim.identity, planned.plan.target_counts)
         self._last = time.perf_counter()
 
     def __enter__(self) -> Self:
@@ -193,7 +198,7 @@ class UnfinishedRun:
 
     def __exit__(self, _: object, error: object, __: object) -> None:
         if isinstance(error, UntrustedError):  # else the same command would go on from what was kept
-            self.forget_except(np.zeros(len(self.asked.plan), np.bool_))
+            self.forget_except(np.zeros(len(self.planned.plan), np.bool_))
         self.journal.close()
 
     def forget_except(self, complete: Bools) -> None:
@@ -207,7 +212,7 @@ class UnfinishedRun:
     def answers(self, want: Wanted = SCORES) -> Iterator[tuple[int, Answers]]:
         """Yields the answers to windows that the journal lacks. The caller passes each answer to ``keep``."""
         announce(self.progress, "scoring")
-        plan, done = self.asked.plan, self.journal.done.copy()
+        plan, done = self.planned.plan, self.journal.done.copy()
         if self.progress:
             self.progress(int(plan.lengths[done].sum()), plan.forward_tokens)
         self._last = time.perf_counter()
@@ -228,17 +233,17 @@ class UnfinishedRun:
         """Returns the manifest: the numbers, and where they come from."""
         announce(self.progress, "computing statistics and saving")
         journal = self.journal
-        found = make_manifest(self.asked, self.engine.facts, journal.scores, journal.seconds, self.claim.identity)
+        found = make_manifest(self.planned, self.engine.facts, journal.scores, journal.seconds, self.claim.identity)
         add_account(found, self.engine.account())
         return found
 
     def save(self, manifest: Mapping[str, Any]) -> Run:
         """Saves the finished run in its folder and returns it."""
-        return self.claim.publish(self.claim.save(rows_to_keep(self.asked, self.journal), manifest))
+        return self.claim.publish(self.claim.save(rows_to_keep(self.planned, self.journal), manifest))
 
 
-def score_run(asked: Question, engine: Engine, claim: runs.Claim, progress: Progress | None = None) -> Run:
+def score_run(planned: PlannedQuestion, engine: Engine, claim: runs.Claim, progress: Progress | None = None) -> Run:
     """Scores a question with an open engine into a claimed folder."""
-    with UnfinishedRun(asked, engine, claim, progress) as run:
+    with UnfinishedRun(planned, engine, claim, progress) as run:
         run.score()
         return run.save(run.manifest())

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
 
-from scoremode.core.disk.uri import located
 from scoremode.core.engine.base import Engine
 from scoremode.core.engine.plugin import Work
+from scoremode.core.plan.question import Question
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.store.run import Run
 from scoremode.core.text.tokenizer import TextTokenizer
 from scoremode.core.typed import typed
+from scoremode.core.verbs.argument_types import QuestionArguments
 from scoremode.core.verbs.arguments import (
     ModelArguments,
-    QuestionArguments,
-    check_question,
+    read_arguments,
     spelled_out,
-    split_arguments,
 )
 from scoremode.core.verbs.compare import OutputArguments, check_outputs, compare_model, leave, split_outputs
-from scoremode.core.verbs.compared_models import Folders, name_of
-from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, tokenizer_name, wrapped
-from scoremode.core.verbs.ppl import ppl_of
+from scoremode.core.verbs.compared_models import name_of, place_of
+from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel
+from scoremode.core.verbs.place import Place
 from scoremode.core.verbs.prob.many_pairs import check_results, score_to_file
 from scoremode.core.verbs.prob.sequence import SequenceProbability, SequenceScore, paired
 from scoremode.core.verbs.progress import Progress, shows_progress
@@ -40,7 +40,7 @@ class CompareQuestion(QuestionArguments, OutputArguments, total=False):
     """Arguments of a question, and files that wings write."""
 
 
-class Model:
+class Model(LazyModel):
     """A model that answers many questions. Its engine is opened by the first question that no kept run answers.
 
     >>> import scoremode as sm
@@ -49,20 +49,12 @@ class Model:
     256.0 ± ?
     """
 
-    def __init__(self, model: LazyModel, tokenizer: str | None = None) -> None:
-        """Use ``scoremode.open`` or ``scoremode.wrap`` instead."""
-        self._model, self._tokenizer = model, tokenizer
-
-    @property
-    def name(self) -> str:
-        return self._model.subject.name
-
     @property
     def engine(self) -> str:
-        return self._model.engine_name
+        return self.engine_name
 
     def __repr__(self) -> str:
-        return f"Model({self.name!r}, engine={self.engine!r}{', open' if self._model.is_open else ''})"
+        return f"Model({self.name!r}, engine={self.engine!r}{', open' if self.is_open else ''})"
 
     # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────────
     @spelled_out(QuestionArguments)
@@ -77,9 +69,7 @@ class Model:
     ) -> Run:
         """The perplexity of a text by a named method; see :func:`scoremode.ppl`."""
         with self._asking():
-            return ppl_of(
-                self._model, check_question(question, needs_text=True), out=out, fresh=fresh, progress=progress
-            )
+            return self.score(Question.of(question).with_text(), Place.at(out, fresh=fresh, progress=progress))
 
     @typed
     @shows_progress
@@ -99,7 +89,7 @@ class Model:
 
         With ``out`` the results are also kept in that file, one line for each; an interrupted call resumes.
         """
-        lm = SequenceProbability(self._model, leading_space=leading_space, spanning=spanning, add_bos=add_bos)
+        lm = SequenceProbability(self, leading_space=leading_space, spanning=spanning, add_bos=add_bos)
         with self._asking():
             if out is None:
                 return lm.score(lm.encode(paired(prompt, targets)), progress)
@@ -110,7 +100,7 @@ class Model:
     @property
     def text_tokenizer(self) -> TextTokenizer:
         """The tokenizer that cuts texts for this model."""
-        return self._model.subject.tokenizer
+        return self.subject.tokenizer
 
     @typed
     @shows_progress
@@ -133,7 +123,7 @@ class Model:
             raise InputError(what, fix="give exactly one continuation per prompt")
         found = [np.zeros(0) for _ in continuations]
         texts = [np.array([*a, *b], np.int64) for a, b in zip(prompts, continuations, strict=True)]
-        ids, size = np.concatenate([[0], *texts]), self._model.subject.vocabulary or 2**31
+        ids, size = np.concatenate([[0], *texts]), self.subject.vocabulary or 2**31
         if not 0 <= ids.min() <= ids.max() < size:
             what = f"prompts and continuations have ids from {ids.min()} to {ids.max()}"
             raise InputError(f"{what}, and the vocabulary ends at {size - 1}", fix="give ids of its tokenizer")
@@ -143,7 +133,7 @@ class Model:
         asked = [Continuation(texts[i].astype(np.int32), len(prompts[i])) for i in numbers]
         if asked:
             with self._asking():
-                engine = self._model.engine(Work(longest=max(one.fed for one in asked)), progress)
+                engine = self.opened(Work(longest=max(one.fed for one in asked)), progress)
                 # each text has its own number: a shared prompt would not be computed as a trainer does
                 for i, one in likelihoods(engine, asked, np.arange(len(asked)), progress=progress, together=256):
                     found[numbers[i]] = one.answers.logprob[:, 0]
@@ -161,9 +151,9 @@ class Model:
     ) -> Run:
         """Keep this model's hidden states on a text, for comparisons; see :func:`scoremode.reference`."""
         files, rest = split_files(question)
-        asked, own = check_question(rest, needs_text=True), self._tokenizer
+        to_ask, place = Question.of(rest).with_text(), Place.at(out, fresh=fresh, progress=progress)
         with self._asking():
-            return reference_of(self._model, asked, out, files=files, tokenizer=own, fresh=fresh, progress=progress)
+            return reference_of(self, to_ask, place, files=files)
 
     @spelled_out(QuestionArguments, OutputArguments)
     @shows_progress
@@ -182,18 +172,17 @@ class Model:
         A reference and a file bring their own question. See :func:`scoremode.compare`.
         """
         outputs, rest = split_outputs(question)
-        asked = check_question(rest, needs_text=isinstance(baseline, Model))
-        place = located(out) if out is not None else None
-        folders = Folders(place, fresh, progress, few_documents=few_documents)
-        check_outputs(outputs, {name_of(self._model): folders.of(self._model)})
+        to_ask = Question.of(rest)
+        place = replace(Place.at(out, fresh=fresh, progress=progress), few_documents=few_documents)
+        check_outputs(outputs, {name_of(self): place_of(self, place).out})
         with ExitStack() as asking:
             asking.enter_context(self._asking())
             if isinstance(baseline, Model):
                 asking.enter_context(baseline._asking())
-            first = baseline._model if isinstance(baseline, Model) else baseline
-            found = compare_model(first, self._model, asked, folders)
-        leave(outputs, [found], folders)
-        return found
+                to_ask = to_ask.with_text()
+            comparison = compare_model(baseline, self, to_ask, place)
+        leave(outputs, [comparison], place)
+        return comparison
 
     # ── the engine ───────────────────────────────────────────────────────────────────────────────────────────────────
     @contextmanager
@@ -202,12 +191,8 @@ class Model:
         try:
             yield
         finally:
-            if self._model.plugin.opens_for_each_question:
-                self._model.close()
-
-    def close(self) -> None:
-        """Stop the engine. The next question opens it again."""
-        self._model.close()
+            if self.plugin.opens_for_each_question:
+                self.close()
 
     def __enter__(self) -> Model:
         return self
@@ -233,14 +218,12 @@ def open(
     ...     [round(s.prob, 6) for s in model.prob("ab", ["c", "d"])]
     [0.003906, 0.003906]
     """
-    question, given = split_arguments(options)
-    if question:
-        raise OptionError(
-            f"open has no argument {next(iter(question))}", fix="give it to the question, as in model.ppl"
-        )
-    lazy = LazyModel.named(model, engine, given, tokenizer, many_questions=True)
-    lazy.settings()  # refuses options that cannot work
-    return Model(lazy, tokenizer_name(tokenizer))
+    question, model_options = read_arguments(options)
+    for name in question.chosen():
+        raise OptionError(f"open has no argument {name}", fix="give it to the question, as in model.ppl")
+    opened = Model.named(model, engine, model_options, tokenizer, many_questions=True)
+    opened.settings()  # refuses options that cannot work
+    return opened
 
 
 @typed
@@ -265,4 +248,4 @@ def wrap(
     >>> model.ppl(text="The quick brown fox").perplexity           # doctest: +SKIP
     """
     given = {"batch_tokens": batch_tokens, "head": head, "head_kernel": head_kernel, "divergence": divergence}
-    return Model(wrapped(hf_model, tokenizer, given, name=name))
+    return Model.wrapped(hf_model, tokenizer, given, name=name)

@@ -1,6 +1,6 @@
-"""Flags that several verbs share, each declared once, under the names that people of this field know.
+"""Flags that several verbs share and that are not options: the model, where results go. Each is declared once.
 
-``--help``, the docstrings of the Python functions, the types that editors read and docs/api.md are made from them.
+``--help``, the docstrings of the Python functions and docs/api.md are made from them, as from options.
 """
 
 from __future__ import annotations
@@ -11,34 +11,13 @@ from collections.abc import Iterable
 from functools import cache
 from itertools import pairwise
 
-from scoremode.core.engine.registry import all_options, known_engines
+from scoremode.core.engine.registry import known_engines
 from scoremode.core.extensions import Flags as Flags  # noqa: PLC0414
-from scoremode.core.extensions import ReplicasOffer, TextOffer, offered
-from scoremode.core.verbs import engine_options
+from scoremode.core.verbs import argument_types
 from scoremode.errors import in_python, listed
 
-MODEL: Flags = {"model MODEL": "a checkpoint folder, a name on the Hugging Face hub, smollm2-135m"}
-TEXT: Flags = {
-    "--corpus TEXT …": "wikitext2, wikitext2:FILE, python-docs, a file (.txt .md .jsonl .parquet), folder, pattern, "
-    f"{''.join(f'{text.prefix}{text.value}, ' for text in offered(TextOffer))}- for stdin",
-    "--text TEXT": "a text given here (without any: python-docs-short)",
-    "--dataset NAME": "a dataset on the Hugging Face hub",
-    "--dataset-config CONFIG": "of the dataset",
-    "--split SPLIT": "of the dataset (default: test)",
-    "--field FIELD": "of .jsonl or .parquet rows (default: text, or messages)",
-    "--num-samples N": "only the first N rows (of one plain text: lines)",
-    "--document-tokens N": "only the first N tokens of each document",
-    "--assistant-only": "of chat rows, score the assistant's tokens alone",
-    "--slice NAME=START..END …": "show the text between two markers apart; may be given again (chats: roles always)",
-}
-METHOD: Flags = {
-    "--method METHOD …": "see scoremode info methods (default: sliding-once)",
-    "--context-length N": "tokens per window (default: the method's)",
-    "--stride N": "tokens between windows (default: the method's)",
-    "--max-windows N": "0 for all (default: the method's own limit)",
-    "--path PATH": "prefill (default), or decode: one token per step, as text is generated",
-    "--sequences N": "windows that are decoded side by side (default: 16)",
-    "--prefill-tokens N": "tokens of each window that are fed at once before decoding starts (default: 1)",
+MODEL: Flags = {
+    "model MODEL": "a checkpoint folder, a name on the Hugging Face hub, smollm2-135m",
 }
 ENGINE: Flags = {
     "--engine ENGINE": "see scoremode info engines (default: by the model)",
@@ -49,9 +28,7 @@ RUN: Flags = {
     "--fresh": "score again even if a run is there, and replace it",
 }
 _OTHERS = {"progress": "a function of the tokens done and the tokens in all"}  # in Python alone
-_FLAGS = {**MODEL, **ENGINE, **RUN, **TEXT, **METHOD}
-for _spread in offered(ReplicasOffer):
-    _FLAGS |= {**_spread.flags, **_spread.shares}
+_FLAGS = {**MODEL, **ENGINE, **RUN}
 
 
 def model_flag() -> Flags:
@@ -71,26 +48,25 @@ def name_of(flag: str) -> str:
 
 _in_python = cache(in_python)  # of texts that many functions share
 SHARED = (*map(name_of, (*MODEL, *ENGINE, *RUN)), "progress")
-"""Arguments that functions declare one by one; all others belong to a group of ``core.verbs.arguments``."""
+"""Arguments that functions declare one by one; all others belong to a group of argument_types.py."""
 
 
-def argument_texts() -> dict[str, str]:
-    """What the arguments that several functions share do, by their names in Python."""
-    options = {name: option.details.help for name, (_, option) in sorted(all_options().items())}
-    texts = {name_of(flag): about for flag, about in _FLAGS.items()} | options
-    return {name: _in_python(about) for name, about in texts.items()} | _OTHERS
+def shared_texts() -> dict[str, str]:
+    """What the arguments that functions declare one by one do, by their names in Python."""
+    return {name_of(flag): _in_python(about) for flag, about in _FLAGS.items()} | _OTHERS
 
 
 @cache
-def _option_texts() -> dict[str, str]:
-    """The texts below the options of engines, as ``make format`` wrote them: no engine is loaded for ``help()``."""
+def _declared_texts() -> dict[str, str]:
+    """The texts below the arguments in argument_types.py, as ``make format`` wrote them: no engine is loaded for it."""
     try:
-        source = inspect.getsource(engine_options)
+        source = inspect.getsource(argument_types)
     except OSError:  # there is bytecode alone
         return {}
-    (group,) = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
     return {
         ast.unparse(field.target): " ".join(ast.literal_eval(text.value).split())
+        for group in ast.parse(source).body
+        if isinstance(group, ast.ClassDef)
         for field, text in pairwise(group.body)
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
     }
@@ -98,7 +74,7 @@ def _option_texts() -> dict[str, str]:
 
 def with_arguments(docstring: str, names: Iterable[str]) -> str:
     """A docstring with what these arguments do, above its examples, for ``help()``."""
-    texts = {name_of(flag): _in_python(about) for flag, about in _FLAGS.items()} | _option_texts() | _OTHERS
+    texts = shared_texts() | _declared_texts()
     lines = [f"    {name}: {texts[name]}" for name in names if name in texts]
     about, prompt, examples = inspect.cleandoc(docstring).partition("\n>>> ")
     return "\n".join([about.rstrip(), "", "Arguments:", *lines, prompt + examples])

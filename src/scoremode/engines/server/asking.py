@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scoremode.core.engine.messages import Asked, own_tokens
-from scoremode.core.scores.answers import Answers, Window, measured
+from scoremode.core.scores.answers import Answers, Window, measured, own_tokens
+from scoremode.core.scores.messages import Asked
 from scoremode.engines.server.forms import Form, PromptScores, WrongAnswerError
 from scoremode.engines.server.invariants import Ask, altered
 from scoremode.engines.server.link import Link

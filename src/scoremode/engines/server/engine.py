@@ -17,9 +17,9 @@ import numpy as np
 
 from scoremode.core.engine.base import SCORES, Engine, EngineFacts, Wanted
 from scoremode.core.engine.batching import in_groups
-from scoremode.core.engine.messages import Asked, most_bytes, read_answers
 from scoremode.core.scores import parquet
 from scoremode.core.scores.answers import Answers, Window, WindowSource
+from scoremode.core.scores.messages import Asked, most_bytes, read_answers
 from scoremode.core.scores.schema import wrong_first_choice
 from scoremode.engines.server.asking import SERVICE_FIX, PromptAsk, ServiceAsk, prompt_ask
 from scoremode.engines.server.audit import LIKELY, PROVEN, Audit
@@ -30,7 +30,7 @@ from scoremode.engines.server.served import SERVICE, ServiceFacts, find_service,
 from scoremode.engines.server.server_options import CONCURRENCY, SERVICE_CONCURRENCY
 from scoremode.engines.server.subject import ServedSubject
 from scoremode.errors import EngineError, InputError, ModelError, UntrustedError
-from scoremode.values import Bools, Floats, Ids
+from scoremode.values import Bools, Ids
 
 CHECK_SECONDS = 60.0  # between two checks that the server is the same, where nothing hints at another
 AHEAD = 4  # requests for each thread: the server has work while its first answers are checked
@@ -137,7 +137,11 @@ class ServerEngine(RequestEngine):
             link.close()
 
     def _answers(self, asking: PromptAsk, window: Window) -> Answers:
-        prompt = _prompt(window)
+        prompt, targets = _prompt(window), window.targets
+        if targets.shape[1] != 1 or not np.array_equal(prompt[window.rows + 1], targets[:, 0]):
+            raise EngineError(
+                "a server scores the tokens of a text and no others", fix="use an engine that loads the model itself"
+            )
         answer = asking(prompt.tolist())
         self._require_names(answer.model, answer.fingerprint)
         self._audit.window(asking, prompt, answer.logprob)
@@ -186,16 +190,10 @@ class ServerEngine(RequestEngine):
 
 
 def _prompt(window: Window) -> Ids:
-    """The tokens to send for a window: those that it feeds, and the last row's target if it is not among them."""
-    rows, targets = window.rows, window.targets
-    prompt = window.ids
-    if len(rows) and int(rows[-1]) == len(window.ids) - 1:
-        prompt = np.concatenate([window.ids, targets[-1, :1]])
-    if targets.shape[1] != 1 or not np.array_equal(prompt[rows + 1], targets[:, 0]):
-        raise EngineError(
-            "a server scores the tokens of a text and no others", fix="use an engine that loads the model itself"
-        )
-    return prompt
+    """The tokens that a window feeds, and the last row's target if it is not among them."""
+    if len(window.rows) and window.rows[-1] == len(window.ids) - 1:
+        return np.concatenate([window.ids, window.targets[-1, :1]])
+    return window.ids
 
 
 # ── a scoring service ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -273,7 +271,11 @@ class ServiceEngine(RequestEngine):
         answers = self._answers(link, request)
         ask = replace(self._ask, send=lambda more: self._answers(link, more), limit=request.vocabulary)
         for window, answer in zip(request.windows, answers, strict=True):
-            self._audit.window(ask, *_own_tokens(window, answer))
+            prompt = _prompt(window)
+            scores = np.full(len(prompt) - 1, np.nan)  # NaN: it was not scored
+            is_own = prompt[window.rows + 1] == window.targets[:, 0]
+            scores[window.rows[is_own]] = answer.logprob[is_own, 0]
+            self._audit.window(ask, prompt, scores)
         return answers
 
     def _answers(self, link: Link, request: Asked) -> Sequence[Answers]:
@@ -299,16 +301,6 @@ class ServiceEngine(RequestEngine):
             if (first := wrong_first_choice(window.targets, answer.rank, answer.top)) is not None:
                 raise UntrustedError(f"{link.root} contradicts itself: {first}", fix=SERVICE_FIX)
         return answers
-
-
-def _own_tokens(window: Window, answers: Answers) -> tuple[Ids, Floats]:
-    """The tokens of a window, and the last row's target; and their scores, NaN for those that were not scored."""
-    ids, rows, first = window.ids, window.rows, window.targets[:, 0]
-    if len(rows) and rows[-1] == len(ids) - 1:
-        ids = np.concatenate([ids, first[-1:]])
-    scores = np.full(len(ids) - 1, np.nan)
-    scores[rows] = np.where(ids[rows + 1] == first, answers.logprob[:, 0], np.nan)
-    return ids, scores
 
 
 def same_service(link: Link, first: ServiceFacts) -> SameServer:

@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from scoremode.core.scores.packing import CONTENT_TYPE
+from scoremode.core.scores.messages import CONTENT_TYPE
 from scoremode.core.strict_json import parse_received
 from scoremode.errors import EngineError, OptionError, one_line
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from scoremode.core.scores.packing import VERSION
+from scoremode.core.scores.messages import VERSION
 from scoremode.engines.server.forms import FORMS, LONGEST_NAME, Form, PromptScores, WrongAnswerError
 from scoremode.engines.server.link import ANYTHING, NOT_JSON, SMALL, Link
 from scoremode.engines.server.server_options import root_of

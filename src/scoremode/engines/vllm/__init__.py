@@ -69,7 +69,7 @@ class VllmPlugin(EnginePlugin):
         return subject_of_checkpoint(model, options, tokenizer)
 
     def settings(self, subject: Subject, options: VllmOptions) -> dict[str, Any]:
-        LaunchArguments.of(options, Work()).arguments()  # refuses arguments that score mode cannot use
+        LaunchArguments.for_work(options, Work()).arguments()  # refuses arguments that score mode cannot use
         return {**options.identity(), **support.kernel_switches(), "vllm": support.installed_version()}
 
     def open(self, subject: Subject, options: VllmOptions, work: Work) -> Engine:
@@ -78,7 +78,7 @@ class VllmPlugin(EnginePlugin):
 
         assert subject.checkpoint is not None
         facts = subject.checkpoint
-        taken = LaunchArguments.of(options, work, facts.context_length)
+        taken = LaunchArguments.for_work(options, work, facts.context_length)
         kind = VllmEngine if work.path is None else VllmDecodeEngine
         return kind(str(facts.path), taken, context=facts.context_length, notes=facts.notes)
 

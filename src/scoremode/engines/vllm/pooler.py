@@ -17,8 +17,8 @@ from torch import Tensor
 from vllm.model_executor.layers.pooler.abstract import Pooler
 from vllm.model_executor.layers.pooler.common import PoolingParamsUpdate
 
-from scoremode.core.engine.messages import own_tokens
 from scoremode.core.extensions import load
+from scoremode.core.scores.answers import own_tokens
 from scoremode.core.scores.schema import BUILT_IN, DIVERGENCE
 from scoremode.engines.vllm.states import WorkerReference
 from scoremode.engines.vllm.tap import Shard, Tap, across_ranks, any_rank, every_rank, largest_of_ranks, slices_of_ranks

@@ -192,7 +192,7 @@ class Processes:
         """
         self._children = self._named()
         self.all()
-        queue = getattr(llm.llm_engine.engine_core, "outputs_queue", None)
+        queue: Any = getattr(llm.llm_engine.engine_core, "outputs_queue", None)
         sentinels = [child.sentinel for child in self._children if child.name.startswith("EngineCore")]
 
         def wait() -> None:

@@ -109,7 +109,7 @@ class LaunchArguments(VllmOptions):
         return arguments
 
     @staticmethod
-    def of(options: VllmOptions, work: Work, context: int | None = None) -> LaunchArguments:
+    def for_work(options: VllmOptions, work: Work, context: int | None = None) -> LaunchArguments:
         """The user's options, combined with what is known about the work and with the model's context length."""
         check_head(options.head, options.head_kernel)
         values, longest = options.given(), work.longest
@@ -164,7 +164,7 @@ def version_numbers(release: str) -> tuple[int, ...]:
     return tuple(int(part) for part in release.split("+", maxsplit=1)[0].split(".")[:2] if part.isdigit())
 
 
-def check_version(release: str, allow_untested: bool) -> None:
+def check_version(release: str, allow_untested: bool | None) -> None:
     minor = version_numbers(release)
     if allow_untested or OLDEST <= minor <= NEWEST:
         return

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scoremode.core.scores.answers import Answers, Window
-from scoremode.core.scores.packing import from_message, to_message
+from scoremode.core.scores.messages import from_message, to_message
 from scoremode.core.scores.schema import BUILT_IN, DIVERGENCE, KL, Array
 from scoremode.values import Ids, Ints
 

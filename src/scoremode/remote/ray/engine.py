@@ -91,9 +91,6 @@ class ReplicatedEngine(Engine):
             self.pool.new_question()
             self._is_accounted = False
         self.pool.show = self.show
-        if self.pool.probe is None:  # every replica scores this window when it starts: the first of the longest ones
-            window = self.pool.probe_window = int(np.argmax(source.lengths))
-            self.pool.probe = subset_of(source, [np.array([window], np.int64)])
         yield from self.pool.share(self._pieces(source, done, want), done)
         if want.against is not None:  # the first divergence chooses the kernel that the facts name
             self.facts = self.pool.ask("facts")

@@ -38,7 +38,7 @@ from scoremode.core.scores.answers import Window, WindowSource, check_shapes
 from scoremode.core.verbs.replicas import OTHER_FILES, OpenWorker, Worker
 from scoremode.errors import EngineError, RunError, ScoremodeError
 from scoremode.remote.ray.packing import AnswerPacker, PackedAnswers, PackedWindows
-from scoremode.values import Bools, Floats, Ints
+from scoremode.values import Bools, Ints
 from scoremode.version import __version__
 
 SHARED = "put it on storage that every node sees under this path"
@@ -300,11 +300,6 @@ class ScoringWorker:
             return baseline.part(subset.indices)
         assert subset.target_offsets is not None, "a plan knows where the targets of a window begin"
         return stored_states(baseline, subset.target_offsets)
-
-    def probe(self, subset: WindowSubset) -> Iterator[Floats]:
-        """Yields the scores of one window, to see whether all replicas agree."""
-        ((_, answers),) = self.engine.score(subset, np.zeros(len(subset), np.bool_))
-        yield answers.logprob
 
     def noise_floor(self, subset: WindowSubset, done: Bools) -> NoiseFloor:
         """The noise floor against states that this replica computes now, in the batches of the run."""

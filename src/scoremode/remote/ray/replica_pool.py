@@ -11,15 +11,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from scoremode.core.statistics.estimate import finite_or_none
 from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.replicas import Pieces, Spread
 from scoremode.errors import EngineError, ScoremodeError
 from scoremode.remote.ray.ray_cluster import Cluster, ClusterRoom, reason_of
 from scoremode.remote.ray.replica import FinishedPiece, Opened, Replica, ReplicaSpec
-from scoremode.values import Bools, Floats, change
+from scoremode.values import Bools
 
 logger = logging.getLogger(__name__)
 
@@ -28,11 +25,7 @@ MOST_DEATHS = 3  # of replicas over one piece, or of one while it opens its work
 NO_ROOM_SECONDS = 15.0  # how long a cluster may lack room for a single replica; a lost node may come back
 CLOSE_SECONDS = 5.0  # how long engines may take to end the processes that they started
 SHOW_SECONDS = 0.25  # between two updates of the progress line
-PROBE = -1  # instead of a piece's number
 RESUME = "what was scored is kept: run the same command again to resume"
-FAR = 1e-3  # nats per token, on average over the probe window
-"""Replicas further away are named in the notes. Rounding in float32 moves the mean by about 1e-6. At this distance a
-perplexity moves by a thousandth, a tenth of what a good quantization does. Other GPUs in 16 bits may be further off."""
 
 
 @dataclass(eq=False)
@@ -45,12 +38,9 @@ class ReplicaHandle:
     opened: Opened | None = None
     failures: int = 0  # of its process, in a row, while it opened its worker
     sent: deque[tuple[int, Any]] = field(default_factory=deque)  # numbers of pieces, with the streams of their results
-    is_probed: bool = False
     is_left_out: bool = False
     host: str = ""  # of the last actor that was open
     device: str = ""
-    windows: int = 0
-    probe_distance: float | None = None
 
     @property
     def call(self) -> Any:
@@ -61,10 +51,6 @@ class ReplicaHandle:
         """Calls a method of its worker, which streams results, then ``FinishedPiece`` or an error."""
         call = self.actor.stream.options(num_returns="streaming", _generator_backpressure_num_objects=AHEAD)
         self.sent.append((number, call.remote(method, *arguments)))
-
-    def as_json(self) -> dict[str, Any]:
-        fields = {name: getattr(self, name) for name in ("name", "host", "device", "windows")}
-        return {**fields, "probe_distance": finite_or_none(self.probe_distance)}
 
 
 class Shared:
@@ -111,9 +97,6 @@ class ReplicaPool:
         self.show: Callable[[str], None] | None = getattr(progress, "detail", None)  # gets the number of ready replicas
         self.say: Callable[[str], None] = getattr(progress, "say", None) or logger.warning
         self._shown = 0.0  # when ``show`` was last called
-        self.probe: Any = None  # what every replica scores first
-        self.probe_window: int | None = None  # its number
-        self.probes = list[Floats]()  # its scores, by each replica
         self.counts: Counter[str] = Counter()  # of deaths, and of results that others had to give
         self.left_out = list[str]()  # a line for each
         self.unit = "window"  # what the replicas give
@@ -136,7 +119,7 @@ class ReplicaPool:
         """Starts an actor, wherever there is room, or as soon as there is."""
         needs = {"num_cpus": self.room.cpus, "num_gpus": self.room.gpus, "runtime_env": {"env_vars": self._environment}}
         replica.actor = self._ray.remote(Replica).options(**needs).remote(self._spec)
-        replica.opened, replica.is_probed, replica.opening = None, False, replica.actor.open.remote()
+        replica.opened, replica.opening = None, replica.actor.open.remote()
         replica.sent.clear()
 
     @property
@@ -204,7 +187,7 @@ class ReplicaPool:
         """Yields all results that are not ``done``, with their indices, in any order."""
         self.unit, work = pieces.unit, Shared(pieces, done)
         try:
-            while work.waiting or any(number != PROBE for replica in self.replicas for number, _ in replica.sent):
+            while work.waiting or any(replica.sent for replica in self.replicas):
                 for replica in self.ready:
                     self._send(work, replica)
                 for replica, message in self._poll():
@@ -215,31 +198,26 @@ class ReplicaPool:
                 replica.sent.clear()
 
     def _send(self, work: Shared, replica: ReplicaHandle) -> None:
-        if replica.opened is not None and not replica.sent and not replica.is_probed and self.probe is not None:
-            replica.send(PROBE, "probe", self.probe)
         while replica.opened is not None and work.waiting and len(replica.sent) < work.pieces.ahead:
             number = work.waiting.popleft()
             if work.missing(number):
                 replica.send(number, work.pieces.method, *work.pieces.arguments(number, work.done))
 
     def _handle(self, work: Shared, replica: ReplicaHandle, message: Any) -> Iterator[tuple[int, Any]]:
-        number = replica.sent[0][0] if replica.sent else PROBE
         if isinstance(message, Exception):
             self._lost(work, replica, message)
         elif isinstance(message, FinishedPiece):
-            replica.sent.popleft()
-            if number != PROBE and (missing := work.missing(number)):
+            number, _ = replica.sent.popleft()
+            if missing := work.missing(number):
                 raise EngineError(
                     f"the engine left {work.pieces.unit} {missing[0]} without an answer", fix="run it again"
                 )
-        elif number == PROBE:
-            self._add_probe(replica, message)
         else:
+            members = work.pieces.members[replica.sent[0][0]]
             for place, result in work.pieces.read(message):
-                index = int(work.pieces.members[number][place])
+                index = int(members[place])
                 if not work.done[index]:
                     work.done[index] = True
-                    replica.windows += 1
                     yield index, result
 
     def _lost(self, work: Shared | None, replica: ReplicaHandle, error: Exception) -> None:
@@ -251,7 +229,7 @@ class ReplicaPool:
             else:
                 self._start(replica)  # perhaps a node was lost
             return
-        numbers = [number for number, _ in replica.sent if number != PROBE]
+        numbers = [number for number, _ in replica.sent]
         is_known = work is None or not numbers or work.losses[numbers[0]] > 0
         if isinstance(error, ScoremodeError) and (is_known or not isinstance(error, EngineError)):
             raise error  # a second replica has it too: it is the model's
@@ -316,62 +294,31 @@ class ReplicaPool:
 
     # ── what a reader of the numbers should know ─────────────────────────────────────────────────────────────────────
     def new_question(self) -> None:
-        """Forgets what the replicas did for the last question, but not where they are, and what the probe said."""
+        """Forgets what the replicas did for the last question, but not where they are."""
         self.counts.clear()
-        for replica in self.replicas:
-            replica.windows = 0
 
-    def _add_probe(self, replica: ReplicaHandle, scores: Floats) -> None:
-        """Notes how far the scores of a replica are from the first one's, on average."""
-        replica.is_probed = True
-        self.probes.append(np.array(scores, np.float64).reshape(-1))
-        moved = np.abs(change(self.probes[-1], self.probes[0]))
-        replica.probe_distance = float(moved.mean()) if moved.size else 0.0
-
-    @property
-    def _disagreement(self) -> float | None:
-        """The largest difference between two replicas on the probe window; None if fewer than two scored it."""
-        if len(self.probes) < 2:
-            return None
-        return float(change(np.max(self.probes, axis=0), np.min(self.probes, axis=0)).max(initial=0.0))
-
-    @property
-    def _started(self) -> list[ReplicaHandle]:
-        return [replica for replica in self.replicas if replica.host]
+    def _started(self, name: str) -> Counter[str]:
+        """The hosts or the devices of the replicas that started."""
+        return Counter(getattr(replica, name) for replica in self.replicas if replica.host)
 
     def as_json(self) -> dict[str, Any]:
-        probe = {
-            "window": self.probe_window,
-            "targets": len(self.probes[0]) if self.probes else 0,
-            "replicas": len(self.probes),
-            "largest_difference": finite_or_none(self._disagreement),
-        }
+        hosts = self._started("host")
         return {
             "wanted": len(self.replicas),
-            "started": len(self._started),
-            "nodes": dict(Counter(replica.host for replica in self._started)),
+            "started": hosts.total(),
+            "nodes": dict(hosts),
+            "devices": dict(self._started("device")),
             "cluster": self.cluster.address or "local",
             "deaths": self.counts["deaths"],
             "left_out": self.left_out,
             "windows_again": self.counts["again"],
-            "probe": None if self.probe_window is None else probe,
-            "members": [replica.as_json() for replica in self._started],
         }
 
     def notes(self) -> list[str]:
         """What happened in a few lines, for tables and reports."""
-        agreement = ""
-        if (spread := self._disagreement) is not None:
-            agree = "give the same bits" if spread == 0 else f"agree to {spread:.2g} nats"
-            agreement = f"; they {agree} on a probe window"
-        hosts = {replica.host for replica in self._started}
-        notes = [f"scored by {_many(len(self._started), 'replica')} on {_many(len(hosts), 'node')}{agreement}"]
-        notes += [
-            f"{replica.name} ({replica.host}, {replica.device}) differs from the others by "
-            f"{replica.probe_distance:.2g} nats per token on the probe window"
-            for replica in self._started
-            if replica.probe_distance is not None and not replica.probe_distance <= FAR
-        ]
+        hosts, devices = self._started("host"), self._started("device")
+        unlike = f"; their devices differ: {', '.join(sorted(devices))}" if len(devices) > 1 else ""
+        notes = [f"scored by {_many(hosts.total(), 'replica')} on {_many(len(hosts), 'node')}{unlike}"]
         if self.counts["deaths"]:
             again = _many(self.counts["again"], self.unit)
             notes.append(f"{_many(self.counts['deaths'], 'replica')} died; {again} went to others")

@@ -15,8 +15,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from scoremode.core.engine.messages import Asked, TooLargeError, answer_message
-from scoremode.core.scores.packing import CONTENT_TYPE, VERSION
+from scoremode.core.scores.messages import CONTENT_TYPE, VERSION, Asked, TooLargeError, answer_message
 from scoremode.engines.vllm import support
 from scoremode.errors import EngineError, InputError, ScoremodeError, one_line
 from scoremode.remote.service.requests import (

@@ -12,8 +12,8 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import numpy as np
 
-from scoremode.core.engine.messages import Asked, TooLargeError, own_tokens
-from scoremode.core.scores.answers import Answers, Window
+from scoremode.core.scores.answers import Answers, Window, own_tokens
+from scoremode.core.scores.messages import Asked, TooLargeError
 from scoremode.core.strict_json import parse_received
 from scoremode.errors import InputError
 

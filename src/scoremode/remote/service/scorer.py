@@ -15,11 +15,11 @@ import msgspec
 import numpy as np
 
 from scoremode.core.engine.base import SCORES, Engine, EngineFacts, Wanted
-from scoremode.core.engine.messages import Asked, TooLargeError
 from scoremode.core.engine.options import Options
 from scoremode.core.engine.registry import ChosenEngine
 from scoremode.core.models.subject import Subject
 from scoremode.core.scores.answers import Answers, WindowSource
+from scoremode.core.scores.messages import Asked, TooLargeError
 from scoremode.core.text.tokenizer import HuggingFaceTokenizer, TextTokenizer
 from scoremode.core.verbs.model import GivenEngine, LazyModel
 from scoremode.core.verbs.prob.sequence import SequenceProbability, paired
@@ -174,7 +174,7 @@ class ProbScorer:
     def _answer(self, form: ProbForm, engine: ScorerEngine) -> dict[str, Any]:
         name, facts = self.name, engine.facts
         subject = Subject(name, self.tokenizer, name, vocabulary=facts.vocabulary, context_length=facts.context_length)
-        held = LazyModel(ChosenEngine(GivenEngine(engine), Options(), subject))
+        held = LazyModel.of(ChosenEngine(GivenEngine(engine, subject), Options(), subject))
         rules: dict[str, Any] = {rule: getattr(form, rule) for rule in ("leading_space", "spanning", "add_bos")}
         lm = SequenceProbability(held, **{rule: value for rule, value in rules.items() if value is not None})
         pairs = list(paired(form.prompt, form.targets))

@@ -110,11 +110,9 @@ def _texts_at(place: RemotePath, endings: tuple[str, ...]) -> list[RemotePath]:
     first = next((i for i, part in enumerate(parts) if i and any(sign in part for sign in SIGNS)), len(parts))
     folder, pattern = RemotePath(place.scheme, "/".join(parts[:first]), place.settings), "/".join(parts[first:])
     objects = Objects(folder)
-    if not pattern:
-        entry = objects.look()
-        if entry is None or not entry.is_folder:
-            return [folder]
-    names = [entry.name for entry in objects.listed(deep=True) if not entry.is_folder]
+    if not pattern and not objects.is_folder():
+        return [folder]
+    names = [name for name, is_folder in objects.listed(deep=True).items() if not is_folder]
     if not re.search(r"(^|/)\.", pattern):  # hidden files must be asked for
         names = [name for name in names if not re.search(r"(^|/)\.", name)]
     if not pattern:
@@ -138,7 +136,7 @@ def copy_of_run(place: RemotePath, *, states: bool = False) -> Path:
     objects = Objects(place)
     manifests = read_manifests(objects)
     if MANIFEST not in manifests:
-        if objects.look(LOCK_OBJECT) is not None:
+        if objects.is_folder(LOCK_OBJECT) is not None:
             raise RunError(f"{place} has no finished run yet", fix="run the command that makes it, or wait for it")
         raise RunError(f"{place} is not a run", fix="give a folder that was written with --out; check the URI")
     folder = copy_folder(manifests)
@@ -193,7 +191,7 @@ def files_in(manifests: Manifests, place: RemotePath) -> dict[str, str]:
 
 def present_files(objects: Objects, manifests: Manifests) -> dict[str, str]:
     """The hashes of the files that manifests list, by name; StorageError if one is missing."""
-    files, listed = files_in(manifests, objects.place), {entry.name for entry in objects.listed()}
+    files, listed = files_in(manifests, objects.place), objects.listed()
     for name in files:
         if name not in listed:
             raise StorageError(f"{objects.place / name} is missing", fix=AGAIN)

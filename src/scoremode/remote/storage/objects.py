@@ -12,11 +12,10 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cache
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any, TypeGuard
+from typing import IO, Any
 
 from scoremode.core.arguments import SERVERS
 from scoremode.core.disk.uri import RemotePath
@@ -106,13 +105,6 @@ class MissingError(StorageError):
     """There is no such file, folder or bucket."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    name: str  # relative to the place that was listed
-    size: int
-    is_folder: bool
-
-
 class Objects:
     """The files in a folder elsewhere, by names relative to it."""
 
@@ -127,29 +119,19 @@ class Objects:
         try:
             self._fs.invalidate_cache()  # others may have changed something
             yield f"{folder}/{name}" if name else folder
-        except FileNotFoundError as error:
-            cause = error.__cause__
-            if place.scheme == "hf" and _is_hidden(cause):
-                raise _hub_error(place, action, cause) from None
-            # over HTTP, fsspec calls every file missing that it cannot read
-            if place.scheme in SERVERS and cause is not None and getattr(cause, "status", None) not in (404, 410):
-                raise StorageError(f"{place} cannot {action}: {_words(cause)}", fix=CHECK) from None
-            reason = _words(cause) if cause is not None and place.scheme in CONDITIONAL else "it does not exist"
-            raise MissingError(f"{place} cannot {action}: {reason}", fix=CHECK) from None
         except ScoremodeError:
             raise
         except Exception as error:  # each file system of fsspec raises its own kinds
-            if place.scheme == "hf":
-                raise _hub_error(place, action, error) from None
-            raise StorageError(f"{place} cannot {action}: {_words(error.__cause__ or error)}", fix=CHECK) from None
+            raise _refusal(place, action, error) from None
 
     # ── look ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-    def listed(self, *, deep: bool = False) -> list[Found]:
-        """The files in the folder, sorted by name; none if there is no such folder."""
-        entries = list[Found]()
+    def listed(self, *, deep: bool = False) -> dict[str, bool]:
+        """The names in the folder, sorted, each with whether it is a folder; none if there is no such folder."""
+        entries = dict[str, bool]()
         with suppress(MissingError), self._doing("be listed") as path:
-            entries = [_found(info, info["name"][len(path) :].lstrip("/")) for info in self._entries(path, deep=deep)]
-        return sorted(entries, key=lambda entry: entry.name)
+            for info in self._entries(path, deep=deep):
+                entries[info["name"][len(path) :].strip("/")] = info["type"] == "directory"
+        return dict(sorted(entries.items()))
 
     def _entries(self, path: str, *, deep: bool) -> Iterator[dict[str, Any]]:
         # not fsspec's own walk, which leaves out folders that it cannot read
@@ -164,10 +146,10 @@ class Objects:
             return dict(self._fs.info(path))
         return None
 
-    def look(self, name: str = "") -> Found | None:
-        """The file or folder of that name; None if there is none."""
+    def is_folder(self, name: str = "") -> bool | None:
+        """Is there a folder of that name? None if there is nothing, False if there is a file."""
         info = self._info(name)
-        return None if info is None else _found(info, name)
+        return None if info is None else info["type"] == "directory"
 
     def version(self, name: str = "") -> str | None:
         """Everything that a server tells about a file's content without sending it; None if there is no such file."""
@@ -209,7 +191,7 @@ class Objects:
         Without a conditional write of the store, two processes at once may both be told that they wrote it.
         """
         if self.place.scheme not in CONDITIONAL:
-            if self.look(name) is not None:
+            if self.is_folder(name) is not None:
                 return False
             self.write(name, data)
             return True
@@ -218,7 +200,7 @@ class Objects:
                 with self._fs.open(path, "xb") as file:
                     file.write(data)
             except Exception:  # stores say in many ways that there is one
-                if self.look(name) is None:
+                if self.is_folder(name) is None:
                     raise
                 return False
             return True
@@ -229,8 +211,18 @@ class Objects:
             self._fs.rm_file(path)
 
 
-def _found(info: dict[str, Any], name: str) -> Found:
-    return Found(name.rstrip("/"), info["size"] or 0, info["type"] == "directory")
+# ── errors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def _refusal(place: RemotePath, action: str, error: Exception) -> StorageError:
+    """What became of a file, in one line. ``action`` completes "cannot …", as in "be read"."""
+    cause = error.__cause__ if isinstance(error.__cause__, Exception) else None
+    is_missing = isinstance(error, FileNotFoundError)
+    if place.scheme == "hf" and (_is_hidden(cause) or not is_missing):
+        return _hub_error(place, action, cause if is_missing and cause else error)
+    if place.scheme in SERVERS and cause is not None and getattr(cause, "status", None) not in (404, 410):
+        is_missing = False  # over HTTP, fsspec calls every file missing that it cannot read
+    says_why = cause is not None and (not is_missing or place.scheme in CONDITIONAL)
+    reason = _words(cause or error) if says_why or not is_missing else "it does not exist"
+    return (MissingError if is_missing else StorageError)(f"{place} cannot {action}: {reason}", fix=CHECK)
 
 
 def _words(error: BaseException) -> str:
@@ -240,7 +232,7 @@ def _words(error: BaseException) -> str:
     return SECRET.sub(r"\1(not shown)", reason)[:300]
 
 
-def _is_hidden(error: BaseException | None) -> TypeGuard[Exception]:
+def _is_hidden(error: Exception | None) -> bool:
     """Is not only a file missing, but its repository or revision, or the right to see it?"""
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -248,7 +240,6 @@ def _is_hidden(error: BaseException | None) -> TypeGuard[Exception]:
 
 
 def _hub_error(place: RemotePath, action: str, error: Exception) -> StorageError:
-    """The refusal for an error of the hub's client. ``action`` completes "cannot …", as in "be read"."""
     status = status_of(error)
     reason, fix = explain_hub_error(error)
     if status in (401, 403):

@@ -163,14 +163,12 @@ class RemoteClaim(runs.Claim):
     def _published(self) -> Run | None:
         """The finished run behind the URI; None if this run may be scored; RunError if it may not."""
         place, objects = self.place, self._objects
-        listed = {entry.name for entry in objects.listed() if not entry.name.startswith(".")}
+        listed = {name for name in objects.listed() if not name.startswith(".")}
         files = {name for name in listed if name in (MANIFEST, SCORES) or is_reference_file(name)}
         others = listed - files - {LOCK_OBJECT} if place.scheme != "hf" else set()  # a repository has a card and more
         self._old_files = files
-        if not listed:
-            itself = objects.look()
-            if itself is not None and not itself.is_folder:
-                raise RunError(f"{place} is a file", fix="give a folder to --out")
+        if not listed and objects.is_folder() is False:
+            raise RunError(f"{place} is a file", fix="give a folder to --out")
         if self._goes_on:
             return None
         identity = _identity_in(read_manifests(objects).get(MANIFEST, b"")) if MANIFEST in files else None

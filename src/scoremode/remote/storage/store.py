@@ -18,8 +18,7 @@ class UriStore:
     claim = RemoteClaim
 
     def has_file(self, place: RemotePath) -> bool:
-        entry = Objects(place.parent).look(place.name)
-        return entry is not None and not entry.is_folder
+        return Objects(place.parent).is_folder(place.name) is False
 
     def read(self, place: RemotePath, most: int) -> bytes | None:
         return Objects(place.parent).read(place.name, most=most)
@@ -29,8 +28,8 @@ class UriStore:
 
     def problem_with_output(self, place: RemotePath) -> str | None:
         """The server must answer now; whether this user may write shows only later."""
-        beside = {entry.name: entry for entry in Objects(place.parent).listed()}
-        if place.name in beside and beside[place.name].is_folder:
+        beside = Objects(place.parent).listed()
+        if beside.get(place.name):
             return "is a folder"
         if {MANIFEST, SCORES} <= beside.keys() or LOCK_OBJECT in beside:
             return "is inside a run or reference folder, where nothing else may be written"

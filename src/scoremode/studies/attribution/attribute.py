@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 
@@ -20,14 +20,15 @@ from scoremode.core.engine.base import EngineFacts
 from scoremode.core.engine.baseline import noise_floor
 from scoremode.core.engine.registry import can
 from scoremode.core.plan.path import DECODE
+from scoremode.core.plan.question import Question
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.text.corpus import Spec
-from scoremode.core.verbs.arguments import AllArguments, spelled_out, split_arguments
+from scoremode.core.verbs.arguments import AllArguments, read_arguments, spelled_out
 from scoremode.core.verbs.compare import compare
 from scoremode.core.verbs.compared_models import CompareRequest, assign_engines, short
 from scoremode.core.verbs.model import LazyModel, tokenizer_name
+from scoremode.core.verbs.planned import PlannedQuestion
 from scoremode.core.verbs.progress import Progress, announce, shows_progress
-from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.run_contents import describe_engine
 from scoremode.core.verbs.scoring import check_fits
 from scoremode.errors import InputError, OptionError, did_you_mean
@@ -84,7 +85,8 @@ def attribute(
     'layer 2'
     """
     names, budget = tuple(map(str, candidates)), Budget(bits_budget, kl_budget)
-    question, options = split_arguments(arguments, needs_text=True)
+    question, options = read_arguments(arguments)
+    question = question.with_text()
     _check(names, by, question)
     budget.check(write_recipe)
     where = located(out) if out is not None else None
@@ -97,7 +99,7 @@ def attribute(
     settings, _ = assign_engines(str(baseline), served, wanted)
     if settings is None or not can(settings.plugin, SWAPS):  # a run, or a format that another engine opens
         raise InputError(f"{baseline} has no weights to swap", fix="give a checkpoint as the baseline")
-    with closing(settings.prepare()) as model:
+    with closing(settings) as model:
         if model.spread is not None:
             raise OptionError("attribute measures units in one process", fix="leave --replicas out")
         full_question = model.ask(question, progress)
@@ -138,7 +140,7 @@ def _with_served(candidate: CandidateDamage, compared: Comparison, cells: Cells,
     return replace(candidate, served=damage, served_by=compared.candidate.manifest["engine"])
 
 
-def _check(candidates: Sequence[str], by: str, question: Mapping[str, Any]) -> None:
+def _check(candidates: Sequence[str], by: str, question: Question) -> None:
     """Refuses what cannot be, before anything is loaded."""
     if by not in BY:
         raise OptionError(f"--by {by} is not known", fix=did_you_mean(by, BY))
@@ -149,13 +151,13 @@ def _check(candidates: Sequence[str], by: str, question: Mapping[str, Any]) -> N
             read_name(name)
     if len({short(name) for name in candidates}) < len(candidates):
         raise InputError("two candidates have the same name", fix="rename one, so that tables can tell them apart")
-    if question.get("path") == DECODE:
+    if question.path == DECODE:
         raise OptionError("attribute has the prefill path only", fix="leave --path out")
 
 
 def _swapped(
     model: LazyModel,
-    question: Question,
+    question: PlannedQuestion,
     cells: Cells,
     folder: AttributionFolder,
     *,

@@ -46,7 +46,8 @@ from scoremode.core.scores.answers import Window
 from scoremode.core.statistics.estimate import GroupSums, square_root
 from scoremode.core.statistics.groups import grouping
 from scoremode.core.text.corpus import Spec
-from scoremode.core.verbs.arguments import AllArguments, EngineOptionArguments, spelled_out, split_arguments
+from scoremode.core.verbs.argument_types import EngineOptionArguments
+from scoremode.core.verbs.arguments import AllArguments, read_arguments, spelled_out
 from scoremode.core.verbs.baselines import comparable_facts, require_same_question
 from scoremode.core.verbs.compared_models import CompareRequest, assign_engines, name_of
 from scoremode.core.verbs.model import LazyModel, tokenizer_name
@@ -248,8 +249,9 @@ def layer_profile(
     >>> sm.layer_profile("org/model", "model-Q4_K_M.gguf", corpus="wikitext2").verdict    # doctest: +SKIP
     'no layer is out of line'
     """
-    question, options = split_arguments(arguments, needs_text=True)
-    if question.get("path") not in (None, "prefill"):
+    question, options = read_arguments(arguments)
+    question = question.with_text()
+    if question.path not in (None, "prefill"):
         raise OptionError("hidden states between layers are computed by prefill", fix="leave --path out")
     if tokens < 1:
         raise OptionError(f"tokens={tokens} leaves nothing to compare", fix="give a number of at least 1")
@@ -259,7 +261,7 @@ def layer_profile(
         raise InputError(f"{baseline} has no layers that can be compared", fix="give a checkpoint as the baseline")
     if not candidates:
         raise InputError(f"{candidate} is a run, and a profile of layers needs a model", fix="give the model")
-    with closing(settings.prepare()) as first, closing(candidates[candidate].prepare()) as second:
+    with closing(settings) as first, closing(candidates[candidate]) as second:
         for model in (first, second):
             require(model.plugin, STATES, "give hidden states between layers")
             if model.spread is not None:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from scoremode.core.plan.plan import Plan
 from scoremode.core.statistics.estimate import ratio, with_error_fields
-from scoremode.core.verbs.arguments import AllArguments, spelled_out, split_arguments
+from scoremode.core.verbs.arguments import AllArguments, read_arguments, spelled_out
 from scoremode.core.verbs.compare import compare
 from scoremode.core.verbs.compared_models import short
 from scoremode.core.verbs.model import GivenTokenizer, LazyModel
@@ -50,7 +50,8 @@ def routing(
     reader = engine_with(ROUTES)
     if engine not in (None, reader):
         raise OptionError("routes of experts are read in Transformers", fix="leave --engine out")
-    question, options = split_arguments(arguments, needs_text=True)
+    question, options = read_arguments(arguments)
+    question = question.with_text()
     all_routes, names, of_experts = list[Routes](), tuple[str, ...](), 0
     for model in (baseline, candidate):  # first: a dense model is refused before anything is scored
         with closing(LazyModel.named(model, reader, options, tokenizer)) as lazy:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from scoremode.core.extensions import Format
 
 if TYPE_CHECKING:
+    from scoremode.core.plan.question import Question
     from scoremode.core.statistics.comparison import Comparison
     from scoremode.core.store.run import Run
-    from scoremode.core.verbs.arguments import QuestionArguments
     from scoremode.core.verbs.model import LazyModel
-    from scoremode.core.verbs.progress import Progress
+    from scoremode.core.verbs.place import Place
 
 
 class KldFormat(Format):
@@ -31,15 +31,12 @@ class KldFormat(Format):
         self,
         model: LazyModel,
         file: str | Path,
-        question: QuestionArguments,
-        *,
-        out: object,
-        fresh: bool,
-        progress: Progress | None,
+        question: Question,
+        place: Place,
     ) -> Run:
         from scoremode.studies.kld.writing import write_kld
 
-        return write_kld(model, file, question, out=out, fresh=fresh, progress=progress)
+        return write_kld(model, file, question, place)
 
 
 class LlamacppLayout(Format):

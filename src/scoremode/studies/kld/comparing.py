@@ -15,14 +15,15 @@ from scoremode.core.engine.plugin import Capabilities, EnginePlugin, Work
 from scoremode.core.engine.registry import ChosenEngine, require
 from scoremode.core.models.subject import Subject
 from scoremode.core.plan.build import make_plan
+from scoremode.core.plan.question import Question
 from scoremode.core.plan.recipes import find_method, llamacpp_chunks
 from scoremode.core.scores.answers import Answers, WindowSource
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.baselines import OpenBaseline
-from scoremode.core.verbs.compared_models import Folders, ModelSettings
 from scoremode.core.verbs.model import LazyModel
+from scoremode.core.verbs.place import Place
+from scoremode.core.verbs.planned import PlannedQuestion
 from scoremode.core.verbs.progress import announce
-from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.scoring import score_run
 from scoremode.errors import EngineError, InputError, ModelError, OptionError
 from scoremode.studies.kld.file import Coarseness, FileBaseline, KldFile, is_kld, read_scores
@@ -43,34 +44,38 @@ class KldBaseline:
         return is_kld(name)
 
     def accept(
-        self, given: Mapping[str, Any], models: Mapping[str, ModelSettings], finished: Sequence[str]
-    ) -> Mapping[str, ModelSettings]:
-        self._require_no_question(given)
+        self,
+        question: Question,
+        of_baseline: Mapping[str, Any],
+        models: Mapping[str, LazyModel],
+        finished: Sequence[str],
+    ) -> Mapping[str, LazyModel]:
+        self._require_none({**question.chosen(), **of_baseline})
         for name in finished:
             fix = "name the model"
             raise InputError(f"{name} is a finished run, and {self.name} needs a model to compare with", fix=fix)
         return models
 
-    def _require_no_question(self, arguments: Mapping[str, Any]) -> None:
+    def _require_no_question(self, arguments: Mapping[str, object]) -> None:
         for name in arguments:
             flag = "--" + name.replace("_", "-")
             raise OptionError(f"{self.name} has its own tokens and chunks", fix=f"leave {flag} out")
 
     @contextmanager
-    def open_for(self, candidate: LazyModel, question: Mapping[str, Any], folders: Folders) -> Iterator[OpenBaseline]:
-        self._require_no_question(question)
+    def open_for(self, candidate: LazyModel, question: Question, place: Place) -> Iterator[OpenBaseline]:
+        self._require_none(question.chosen())
         require(candidate.plugin, "divergence", "be compared with a baseline")
         file = KldFile(self.name)
-        file_question = _question_of(file, candidate.subject, folders)
-        run = self._run(file, file_question, folders)
+        file_question = _question_of(file, candidate.subject, place)
+        run = self._run(file, file_question, place)
         # the effects of the baseline's 16 bits are noted with the candidate's numbers too
         notes = (*file_question.plan.notes, *(f"baseline: {note}" for note in run.manifest["model_notes"]))
         file_question = replace(file_question, plan=replace(file_question.plan, notes=notes))
         yield OpenBaseline(file_question, run, stored=lambda: FileBaseline(file), noise=NO_NOISE)
 
-    def _run(self, file: KldFile, question: Question, folders: Folders) -> Run:
+    def _run(self, file: KldFile, question: PlannedQuestion, place: Place) -> Run:
         doubts = (*_notes_on_start(file, question.subject), *question.corpus.notes)
-        announce(folders.progress, "checking the file")
+        announce(place.progress, "checking the file")
         sha256 = remembered_sha256(file.path)
         subject = Subject(
             name=self.name,
@@ -80,20 +85,20 @@ class KldBaseline:
             files={file.path.name: sha256},
         )
         model, question = (
-            LazyModel(ChosenEngine(BaseLogitsPlugin(file, doubts), Options(), subject)),
+            LazyModel.of(ChosenEngine(BaseLogitsPlugin(file, doubts), Options(), subject)),
             replace(question, subject=subject),
         )
-        with model.claimed(question, folders.folder("baseline"), fresh=folders.fresh) as claim:
-            run = claim.finished or score_run(question, model.engine(Work()), claim, folders.progress)
+        with model.claimed(question, place.within("baseline")) as claim:
+            run = claim.finished or score_run(question, model.opened(Work()), claim, place.progress)
         return replace(run, manifest={**run.manifest, "model": self.name})  # the file may have had another name
 
-    def finished(self, question: Mapping[str, Any], folders: Folders) -> Run:
+    def finished(self, question: Question, place: Place) -> Run:
         raise AssertionError("finished runs were refused")
 
 
-def _question_of(file: KldFile, subject: Subject, folders: Folders) -> Question:
+def _question_of(file: KldFile, subject: Subject, place: Place) -> PlannedQuestion:
     """Makes the question from the tokens and chunks of a file, with the tokenizer of the candidate."""
-    announce(folders.progress, "reading the tokens of the file")
+    announce(place.progress, "reading the tokens of the file")
     if subject.vocabulary is not None and subject.vocabulary != file.layout.vocabulary:  # else its engine refuses it
         raise ModelError(
             f"{file.path} has {file.layout.vocabulary:,} ids and the candidate {subject.vocabulary:,}",
@@ -102,7 +107,7 @@ def _question_of(file: KldFile, subject: Subject, folders: Folders) -> Question:
     corpus, documents, tokens = text_of_ids(file.tokens.reshape(-1), subject.tokenizer, file.path.name)
     method = replace(find_method("llamacpp"), windows=llamacpp_chunks)
     plan = make_plan(method, tokens, context_length=file.layout.context, model_context=subject.context_length)
-    return Question(subject, corpus, method, documents, tokens, plan)
+    return PlannedQuestion(subject, corpus, method, documents, tokens, plan)
 
 
 def _notes_on_start(file: KldFile, subject: Subject) -> list[str]:

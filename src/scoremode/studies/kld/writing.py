@@ -7,6 +7,7 @@ FILE                    renamed to this name when it is complete
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -18,14 +19,15 @@ from scoremode.core.engine.base import Wanted
 from scoremode.core.engine.registry import require
 from scoremode.core.plan.path import DECODE
 from scoremode.core.plan.plan import Plan
+from scoremode.core.plan.question import Question
 from scoremode.core.scores.answers import FAULT
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
-from scoremode.core.verbs.arguments import QuestionArguments
 from scoremode.core.verbs.model import LazyModel, in_memory
 from scoremode.core.verbs.outputs import About, FileKind, Output, check_output, require_standing
+from scoremode.core.verbs.place import Place
+from scoremode.core.verbs.planned import PlannedQuestion
 from scoremode.core.verbs.progress import Progress
-from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.scoring import UnfinishedRun
 from scoremode.errors import EngineError, InputError, MethodError, OptionError, RunError
 from scoremode.studies.kld.file import KldLayout, KldWriter, tokens_in
@@ -36,22 +38,14 @@ RECORDS = "records.partial"  # in the hidden folder
 WORK = (RECORDS, MANIFEST, SCORES, JOURNAL)  # what may be in it
 
 
-def write_kld(
-    model: LazyModel,
-    name: str | Path,
-    arguments: QuestionArguments,
-    *,
-    out: object,
-    fresh: bool,
-    progress: Progress | None,
-) -> Run:
+def write_kld(model: LazyModel, name: str | Path, question: Question, place: Place) -> Run:
     """Scores a text and writes the distributions of all its targets; the run itself is returned and not stored."""
-    if out is not None:
+    if place.out is not None:
         fix = "leave --out out, and run a second command for the reference"
         raise OptionError("--kld and --out write one file each", fix=fix)
-    output, arguments = _check(name, fresh=fresh), _question(arguments)
+    output, question = _check(name, fresh=place.fresh), _with_method(question)
     require(model.plugin, "distributions", "give the whole distributions that a .kld file keeps")
-    question = model.ask(arguments, progress)
+    planned = model.ask(question, place.progress)
     work = _work_folder(output)
     if runs.is_run(work):
         settings = runs.load(work).manifest["identity"].get("settings")
@@ -60,10 +54,10 @@ def write_kld(
             raise RunError(f"{work} is another run, and --kld needs that folder", fix=fix)
         if not output.exists:
             remove_files(work, WORK)  # the file was complete, and somebody removed it
-    _require_same_text(output, question.plan)
-    with model.claimed(question, work, fresh=fresh, keeps="records") as claim:
+    _require_same_text(output, planned.plan)
+    with model.claimed(planned, Place(work, place.fresh), keeps="records") as claim:
         # a finished run: a process was killed after the file was complete
-        run = in_memory(claim.finished or _score_records(model, question, output, claim, progress))
+        run = in_memory(claim.finished or _score_records(model, planned, output, claim, place.progress))
     remove_files(work, WORK, empty=True)
     return run
 
@@ -74,14 +68,14 @@ def _require_same_text(output: Output, plan: Plan) -> None:
 
 
 def _score_records(
-    model: LazyModel, question: Question, output: Output, claim: runs.Claim, progress: Progress | None
+    model: LazyModel, planned: PlannedQuestion, output: Output, claim: runs.Claim, progress: Progress | None
 ) -> Run:
     """Scores into a work folder, and moves the file to its place when it is complete."""
-    worker = model.engine_for(question, progress)
-    layout = _layout(question.plan, worker.facts.known_vocabulary)
+    worker = model.opened_for(planned, progress)
+    layout = _layout(planned.plan, worker.facts.known_vocabulary)
     with (
-        UnfinishedRun(question, worker, claim, progress) as unfinished,
-        closing(KldWriter(claim.folder / RECORDS, layout, _chunk_tokens(question.plan))) as writer,
+        UnfinishedRun(planned, worker, claim, progress) as unfinished,
+        closing(KldWriter(claim.folder / RECORDS, layout, _chunk_tokens(planned.plan))) as writer,
     ):
         # a chunk is on disk before the journal has its scores, unless somebody removed the file
         unfinished.forget_except(np.full(layout.chunks, not writer.is_new))
@@ -91,7 +85,7 @@ def _score_records(
             writer.write(index, answers.records)
             unfinished.keep(index, answers)
         manifest = unfinished.manifest()
-        _require_same_text(output, question.plan)  # again: somebody's file may have come to lie there meanwhile
+        _require_same_text(output, planned.plan)  # again: somebody's file may have come to lie there meanwhile
         writer.finish(output.path)
         return unfinished.save(manifest)
 
@@ -123,19 +117,19 @@ def _work_folder(output: Output) -> Path:
     return output.path.with_name(f".{output.path.name}.scoremode")
 
 
-def _question(question: QuestionArguments) -> QuestionArguments:
+def _with_method(question: Question) -> Question:
     """The question with the method of .kld files; refuses another method."""
-    method = question.get("method") or METHOD
+    method = question.method or METHOD
     if method != METHOD:
         raise MethodError(f"--kld writes the chunks of llama.cpp, not those of {method}", fix=f"give --method {METHOD}")
-    if question.get("path") == DECODE:
+    if question.path == DECODE:
         fix = "leave --path out, or keep a reference with --out, which knows its path"
         raise OptionError("a .kld file cannot say that its distributions were decoded", fix=fix)
-    if question.get("assistant_only"):
+    if question.assistant_only:
         raise OptionError(
             "--kld keeps every row of a chunk, and --assistant-only drops rows", fix="leave --assistant-only out"
         )
-    return {**question, "method": METHOD}
+    return replace(question, method=METHOD)
 
 
 def _layout(plan: Plan, vocabulary: int) -> KldLayout:

@@ -18,14 +18,14 @@ from scoremode.core import strict_json
 from scoremode.core.engine.base import EngineFacts
 from scoremode.core.engine.registry import all_options, require_path
 from scoremode.core.plan.plan import Plan
+from scoremode.core.plan.question import Question
 from scoremode.core.scores.frames import few_lines
 from scoremode.core.statistics.estimate import finite_or_none
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.arguments import (
     AllArguments,
-    QuestionArguments,
+    read_arguments,
     spelled_out,
-    split_arguments,
 )
 from scoremode.core.verbs.cache_types import combinations
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, tell_starts
@@ -139,7 +139,8 @@ def noise(
     >>> sm.noise("table:uniform", text="any text").settings[0].repeats.max
     0.0
     """
-    question, options = split_arguments(arguments, needs_text=True)
+    question, options = read_arguments(arguments)
+    question = question.with_text()
     if isinstance(model, Model):
         given = {**options, "vary": vary, "engine": engine, "tokenizer": tokenizer}
         return _noise_of(model, question, given, repeat, progress)
@@ -153,7 +154,7 @@ def noise(
     for setting in settings:  # what an engine would refuse is refused here, before any is opened
         model_options = {**options, **{name: value for name, value in setting.items() if name != "engine"}}
         models.append(LazyModel.named(model, setting.get("engine", engine), model_options, tokenizer))
-        require_path(models[-1].plugin, question.get("path"))
+        require_path(models[-1].plugin, question.path)
         models[-1].settings()
     full_question = models[0].ask(question, progress)
     pairs = zip(settings, models, strict=True)
@@ -162,14 +163,13 @@ def noise(
 
 
 def _noise_of(
-    model: Model, question: QuestionArguments, options: Mapping[str, Any], repeat: int, progress: Progress | None
+    model: Model, question: Question, options: Mapping[str, Any], repeat: int, progress: Progress | None
 ) -> Noise:
     """How far scores of an open model move from pass to pass."""
     if any(value is not None for value in options.values()):
         raise OptionError("an open model has one setting", fix="give its name to vary it, as in sm.noise(NAME, vary=…)")
     with model._asking():
-        variation = Variation({}, "", model._model, model._model.ask(question, progress))
-        return _measured([variation], repeat, progress, keep_open=True)
+        return _measured([Variation({}, "", model, model.ask(question, progress))], repeat, progress, keep_open=True)
 
 
 # ── settings ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -13,20 +13,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from scoremode.core.disk.uri import located
-from scoremode.core.engine.options import Options
 from scoremode.core.engine.registry import require_path
 from scoremode.core.plan.path import CHUNK_TOKENS, CHUNKED, DECODE, SEQUENCES, read_path
+from scoremode.core.plan.question import Question
 from scoremode.core.statistics.comparison import Comparison, Comparisons
 from scoremode.core.store.run import Run
 from scoremode.core.store.runs import Claim
-from scoremode.core.verbs.arguments import PATH, AllArguments, QuestionArguments, spelled_out, split_arguments
+from scoremode.core.verbs.arguments import AllArguments, read_arguments, spelled_out
 from scoremode.core.verbs.baselines import is_by_logits
-from scoremode.core.verbs.compared_models import Folders
-from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, tell_starts, tokenizer_name
-from scoremode.core.verbs.ppl import ppl_of
+from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, tell_starts
+from scoremode.core.verbs.place import Place
+from scoremode.core.verbs.planned import PlannedQuestion
 from scoremode.core.verbs.progress import Progress, announce, shows_progress
-from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.reference import reference_of
 from scoremode.errors import OptionError, did_you_mean
 from scoremode.studies.paths.variation import Variation, against_first
@@ -70,22 +68,23 @@ def paths(
         raise OptionError("paths feeds a model in other ways", fix="use sm.noise(MODEL, vary=…) for the rest")
     if arguments.get("path") is not None:
         raise OptionError("paths measures both paths", fix="leave --path out")
-    feeding = {name: arguments.get(name) for name in ("sequences", "prefill_tokens")}
-    ways = _read_ways(vary, feeding["sequences"], chunk_tokens, feeding["prefill_tokens"])
-    rest = {name: value for name, value in arguments.items() if name not in PATH}
-    question, options = split_arguments(rest, needs_text=True)
-    folders = Folders(located(out) if out is not None else None, fresh, progress)
+    prefill_tokens = arguments.get("prefill_tokens")
+    ways = _read_ways(vary, arguments.get("sequences"), chunk_tokens, prefill_tokens)
+    rest = {name: value for name, value in arguments.items() if name not in ("path", "sequences", "prefill_tokens")}
+    question, options = read_arguments(rest)
+    question = question.with_text()
+    place = Place.at(out, fresh=fresh, progress=progress)
     with closing(LazyModel.named(model, engine, options, tokenizer)) as lazy, closing(_for_prefill(lazy)) as prefill:
         for way in ways:
             require_path(lazy.plugin, way.kind, f"leave {way.kind} out of --vary")
         first = Variation({}, "", prefill, prefill.ask(question, progress))
         _require_sizes(first, ways)
-        fed, others = {**question, "prefill_tokens": feeding["prefill_tokens"]}, dict[Feeding, Variation]()
-        last = first
+        fed = replace(question, path=DECODE, prefill_tokens=prefill_tokens)
+        others, last = dict[Feeding, Variation](), first
         # an engine that was opened for many sequences may also feed fewer
         for way in sorted(ways, key=lambda way: -(way.size or SEQUENCES) if way.kind == DECODE else 0):
             others[way] = last = last.sharing_start(_variation(first, lazy, way, fed, progress))
-        run = _prefilled(first, list(others.values()), question, folders, tokenizer_name(tokenizer))
+        run = _prefilled(first, list(others.values()), question, place)
         if not is_by_logits(first.model.plugin):
             first.model.close()  # its memory is needed
         comparisons: dict[Feeding, Comparison] = {}
@@ -93,7 +92,7 @@ def paths(
             with closing(shared):
                 for way, other in alike:
                     announce(progress, way.kind, "label")
-                    comparisons[way] = against_first(first, run, other, folders)
+                    comparisons[way] = against_first(first, run, other, place)
         return Comparisons(comparisons[way] for way in ways)
 
 
@@ -141,41 +140,32 @@ def _require_sizes(first: Variation, ways: Sequence[Feeding]) -> None:
 
 
 # ── the variations ───────────────────────────────────────────────────────────────────────────────────────────────────
-def _with_options(model: LazyModel, options: Options) -> LazyModel:
-    return LazyModel(replace(model.chosen, options=options), spread=model.spread, tokenizer=model.tokenizer)
-
-
 def _for_prefill(model: LazyModel) -> LazyModel:
     """Returns a model without options that only the decode path reads: itself if it has none of them."""
     options = model.chosen.options
     only = [name for name in options.given() if options.known()[name].details.path == DECODE]
-    return _with_options(model, replace(options, **dict.fromkeys(only))) if only else model
+    return model.with_options(replace(options, **dict.fromkeys(only))) if only else model
 
 
 def _variation(
-    first: Variation, decodes: LazyModel, way: Feeding, question: Mapping[str, Any], progress: Progress | None
+    first: Variation, decodes: LazyModel, way: Feeding, question: Question, progress: Progress | None
 ) -> Variation:
     """The model as it is fed in another way, with an engine of its own."""
     model, full_question, size = first.model, first.asked, way.size
     if way.kind == DECODE:
-        model = _with_options(decodes, decodes.chosen.options)
-        full_question = model.ask({**question, "path": DECODE, "sequences": way.size}, progress)
+        model = decodes.with_options(decodes.chosen.options)
+        full_question = model.ask(replace(question, sequences=way.size), progress)
         size = full_question.plan.path.sequences if full_question.plan.path else None
     elif way.size is not None:
-        model = _with_options(model, model.plugin.chunked(model.chosen.options, way.size))
+        model = model.with_options(model.plugin.chunked(model.chosen.options, way.size))
     return Variation({way.kind: size}, f"{way.kind} against prefill", model, full_question)
 
 
-def _prefilled(
-    first: Variation, others: Sequence[Variation], question: QuestionArguments, folders: Folders, tokenizer: str | None
-) -> Run:
-    out = folders.folder("prefill")
-    fresh, progress = folders.fresh, folders.progress
-
-    def tell(_: Question, claim: Claim) -> None:
-        missing = [other for other in others if not other.has_run(folders, claim.identity)]
+def _prefilled(first: Variation, others: Sequence[Variation], question: Question, place: Place) -> Run:
+    def tell(_: PlannedQuestion, claim: Claim) -> None:
+        missing = [other for other in others if not other.has_run(place, claim.identity)]
         tell_starts([*([] if claim.finished else [("prefill", first.model)]), *((m.name, m.model) for m in missing)])
 
     if first.model.plugin.able().hidden_states:
-        return reference_of(first.model, question, out, tokenizer=tokenizer, fresh=fresh, progress=progress, tell=tell)
-    return ppl_of(first.model, question, out=out, fresh=fresh, progress=progress)
+        return reference_of(first.model, question, place.within("prefill"), tell=tell)
+    return first.model.score(question, place.within("prefill"))

@@ -32,13 +32,13 @@ from scoremode.core.store.run import Run
 from scoremode.core.verbs.baselines import OpenBaseline, compare_with
 from scoremode.core.verbs.compared_models import (
     NOISE,
-    Folders,
     compared_with,
     require_both_fit,
 )
 from scoremode.core.verbs.model import LazyModel, in_memory
+from scoremode.core.verbs.place import Place
+from scoremode.core.verbs.planned import PlannedQuestion
 from scoremode.core.verbs.progress import Progress, announce
-from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.scoring import UnfinishedRun, answered, score_run
 from scoremode.values import Floats, change
 
@@ -50,10 +50,10 @@ NOT_RERUN = {"rms": None, "largest": None, "targets": 0, "words": "not measured 
 class Variation:
     """A model with the settings that its engine gets, and the question to it."""
 
-    settings: Mapping[str, Any]  # what is changed, by name
+    settings: Mapping[str, object]  # what is changed, by name
     change: str  # from the first, in words: "decode against prefill"; '' if it may move scores of every engine
     model: LazyModel
-    asked: Question
+    asked: PlannedQuestion
 
     @property
     def name(self) -> str:
@@ -65,19 +65,19 @@ class Variation:
         is_shared = self.model.chosen == later.model.chosen and self.model.feeds_also(first, other)
         return replace(later, model=self.model) if is_shared else later
 
-    def has_run(self, folders: Folders, first: Mapping[str, Any]) -> bool:
+    def has_run(self, place: Place, first: Mapping[str, object]) -> bool:
         """Is its run there, which was compared with the run of that identity?"""
-        out = folders.folder(self.name.replace(" ", "-"))
-        return not folders.fresh and self.model.has_run(self.asked, out, against=first)
+        at = place.within(self.name.replace(" ", "-"))
+        return not place.fresh and self.model.has_run(self.asked, at, against=first)
 
     def engine(self, progress: Progress | None = None) -> Engine:
-        return self.model.engine_for(self.asked, progress)
+        return self.model.opened_for(self.asked, progress)
 
     def score(self, progress: Progress | None, counted: Progress | None) -> Run:
         """Always scores, and keeps nothing on disk; ``counted`` is told how many tokens are done."""
         with (
             tempfile.TemporaryDirectory(prefix="scoremode-") as folder,
-            self.model.claimed(self.asked, Path(folder)) as claim,
+            self.model.claimed(self.asked, Place(Path(folder))) as claim,
         ):
             return in_memory(score_run(self.asked, self.engine(progress), claim, counted))
 
@@ -130,11 +130,11 @@ def rerun(engine: Engine, plan: Plan, logprob: Floats) -> dict[str, Any]:
     }
 
 
-def against_first(first: Variation, run: Run, other: Variation, folders: Folders) -> Comparison:
+def against_first(first: Variation, run: Run, other: Variation, place: Place) -> Comparison:
     """Compares another variation with the first, whose run is ``run``. If the other has a run already, it is read."""
     other.model.variant = other.name
-    against = AgainstFirst(other.asked, run, first, other, folders.progress)
-    return compare_with(nullcontext(against), other.model, folders)
+    against = AgainstFirst(other.asked, run, first, other, place.progress)
+    return compare_with(nullcontext(against), other.model, place)
 
 
 @dataclass
@@ -146,12 +146,12 @@ class AgainstFirst(OpenBaseline):
     progress: Progress | None
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         return {"against": self.finished().manifest["identity"], **({"without": "kl"} if self.missing else {})}
 
     def distributions(self, candidate: LazyModel) -> Baseline | WholeDistributions | None:
         """The stored distributions of the first, or the logits of an engine that runs at the same time."""
-        plan = self.asked.plan
+        plan = self.planned.plan
         if self.missing:
             return None
         if self.first.model.plugin.able().hidden_states:
@@ -165,14 +165,14 @@ class AgainstFirst(OpenBaseline):
 
     def facts(self, run: UnfinishedRun, candidate: LazyModel) -> Mapping[str, object]:
         first = self.finished()
-        noise: Mapping[str, Any] = {name: first.manifest.get(name) for name in NOISE}
+        noise: Mapping[str, object] = {name: first.manifest.get(name) for name in NOISE}
         if not candidate.plugin.able().hidden_states:
             noise = noise_facts(only_one_way(run.engine))
         facts = compared_with(first, noise, candidate)
         del facts["variant"]  # the settings of the plan or of the engine tell the variations apart
         logprob = run.journal.scores.logprob
         announce(self.progress, "scoring a few windows again")
-        facts["rerun"] = rerun(run.engine, run.asked.plan, logprob) if candidate.spread is None else NOT_RERUN
+        facts["rerun"] = rerun(run.engine, run.planned.plan, logprob) if candidate.spread is None else NOT_RERUN
         if promise := self.other.kept_promise(change(logprob, first.scores.logprob), self.other.change):
             facts["promise"] = promise
         return facts
@@ -180,7 +180,7 @@ class AgainstFirst(OpenBaseline):
     @cached_property
     def missing(self) -> str | None:
         """Says why KL cannot be measured; None if it can."""
-        model, plan = self.first.model, self.asked.plan
+        model, plan = self.first.model, self.planned.plan
         able, side_by_side = model.plugin.able(), plan.path.sequences if plan.path else 1
         if able.hidden_states:
             return None
@@ -188,7 +188,7 @@ class AgainstFirst(OpenBaseline):
             return f"KL between the paths needs hidden states, which the {model.engine_name} engine does not give"
         # the logits of a batch of windows, and while the next batch begins, those of the last one
         rows = int(plan.target_counts.max()) * min(side_by_side, len(plan))
-        held, free = 2 * rows * (self.asked.subject.vocabulary or 0) * 4, available()
+        held, free = 2 * rows * (self.planned.subject.vocabulary or 0) * 4, available()
         if side_by_side == 1 or free is None or held < free // 2:
             return None
         return (

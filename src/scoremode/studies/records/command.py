@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from scoremode.core.disk.uri import RemotePath
     from scoremode.core.statistics.comparison import Comparison
-    from scoremode.core.verbs.compared_models import Folders
+    from scoremode.core.verbs.place import Place
 
 NAME = "record.json"  # of the record in a run's folder
 FLAG = "--records"
@@ -27,33 +27,33 @@ FLAG = "--records"
 class RecordsFormat(Format):
     """Records: ``compare`` leaves them in runs and in a folder that is named, ``report`` shows anybody's."""
 
-    def check(self, place: str | Path | None, candidates: Mapping[str, Path | RemotePath | None]) -> None:
+    def check(self, folder: str | Path | None, candidates: Mapping[str, Path | RemotePath | None]) -> None:
         from scoremode.core.verbs.outputs import check_output
         from scoremode.reports.publish import RECORD_FILE, file_stems
 
-        if place is not None and Path(place).is_file():
-            raise InputError(f"{place} is a file", fix=f"give a folder to {FLAG}")
-        for stem in file_stems(candidates) if place is not None else ():
-            check_output(Path(place or "", f"{stem}.json"), FLAG, RECORD_FILE, made_later=place)
-        for folder in candidates.values():
-            if isinstance(folder, Path):  # what lies behind a URI is looked at when it is written
-                check_output(folder / NAME, "--out", RECORD_FILE, made_later=folder, in_run=True)
+        if folder is not None and Path(folder).is_file():
+            raise InputError(f"{folder} is a file", fix=f"give a folder to {FLAG}")
+        for stem in file_stems(candidates) if folder is not None else ():
+            check_output(Path(folder or "", f"{stem}.json"), FLAG, RECORD_FILE, made_later=folder)
+        for run in candidates.values():
+            if isinstance(run, Path):  # what lies behind a URI is looked at when it is written
+                check_output(run / NAME, "--out", RECORD_FILE, made_later=run, in_run=True)
 
-    def write(self, comparisons: Sequence[Comparison], folders: Folders, place: str | Path | None) -> None:
+    def write(self, comparisons: Sequence[Comparison], place: Place, folder: str | Path | None) -> None:
         from scoremode.core.disk.uri import located
         from scoremode.core.verbs.outputs import write_files
         from scoremode.reports.publish import RECORD_FILE, record_files
 
         # a run that was finished before lies elsewhere: its folder is not ours to write
-        runs = [None if c.path is None or folders.out is None else located(c.path) for c in comparisons]
-        paths = [run if run is not None and str(run.parent) == str(folders.out) else None for run in runs]
-        if place is None and not any(paths):
+        runs = [None if c.path is None or place.out is None else located(c.path) for c in comparisons]
+        paths = [run if run is not None and str(run.parent) == str(place.out) else None for run in runs]
+        if folder is None and not any(paths):
             return
         files = record_files(comparisons)
         beside_runs = {run / NAME: text for run, text in zip(paths, files.values(), strict=True) if run is not None}
-        write_files(beside_runs, "--out", RECORD_FILE, in_run=True, fresh=folders.fresh)
-        if place is not None:
-            texts = {Path(place, name): text for name, text in files.items()}
+        write_files(beside_runs, "--out", RECORD_FILE, in_run=True, fresh=place.fresh)
+        if folder is not None:
+            texts = {Path(folder, name): text for name, text in files.items()}
             for output in write_files(texts, FLAG, RECORD_FILE):
                 print_line(f"record written to {output}")
 

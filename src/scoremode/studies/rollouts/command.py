@@ -147,9 +147,12 @@ def _show_mismatch(parsed: argparse.Namespace, folder: str) -> int:
             progress=progress,
             **flags.model_arguments(parsed),
         )
-    s, by_position, by_slice = token_mismatch.statistics(), token_mismatch.by_position(), token_mismatch.by_slice()
-    facts = {**s, "by_position": by_position, "by_slice": by_slice}
-    show(parsed, lambda: facts, lambda: mismatch_blocks(s, by_position, by_slice))
+
+    def facts() -> dict[str, object]:
+        parts = {"by_position": token_mismatch.by_position(), "by_slice": token_mismatch.by_slice()}
+        return {**token_mismatch.statistics(), **parts}
+
+    show(parsed, facts, lambda: mismatch_blocks(token_mismatch))
     if output:
         from scoremode.studies.rollouts.page import render_mismatch
 
@@ -158,12 +161,13 @@ def _show_mismatch(parsed: argparse.Namespace, folder: str) -> int:
 
 
 def _require_trainer_alone(parsed: argparse.Namespace) -> None:
+    from scoremode.core.plan.question import Question
     from scoremode.core.verbs.baselines import require_none
 
     if len(parsed.candidates or ()) != 1:
         raise InputError(f"{parsed.baseline} is compared with one trainer", fix="name one model, or a run that read it")
     layouts = (kind.name for kind in offered(FormatOffer) if kind.layout)
-    unused = (*flags.QUESTION, *NOT_OF_TRAINERS, *layouts)
+    unused = (*Question.options(), *NOT_OF_TRAINERS, *layouts)
     options = {name: getattr(parsed, name) for name in unused}
     require_none(options, f"{parsed.baseline} has its own text, and statistics of its own")
 

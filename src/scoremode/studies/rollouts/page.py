@@ -21,11 +21,10 @@ def readings_section(readings: Sequence[Reading]) -> Markup:
 
 
 def render_mismatch(mismatch: Mismatch) -> str:
-    s = mismatch.statistics()
-    title, *blocks = mismatch_blocks(s, mismatch.by_position(), mismatch.by_slice())
+    title, *blocks = mismatch_blocks(mismatch)
     assert isinstance(title, Note), "the name of the result"
     about = [["mismatch", *mismatch.names, mismatch.texts_sha256]]
-    return fill_page("mismatch.html", about=about, title=title.text, tokens=s["tokens"], blocks=blocks)
+    return fill_page("mismatch.html", about=about, title=title.text, tokens=len(mismatch.rollout), blocks=blocks)
 
 
 REFUSAL = ("a mismatch has a page of its own", "write several reports")

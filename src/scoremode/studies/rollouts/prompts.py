@@ -56,7 +56,7 @@ class Prompts:
     notes: tuple[str, ...] = ()
 
 
-GivenPrompts = str | os.PathLike[str] | Sequence["str | Mapping[str, Any]"]
+GivenPrompts = str | os.PathLike[str] | Sequence[str | Mapping[str, Any]]
 """The name of a file; or prompts themselves, each a text, or a row as a file has it."""
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 
@@ -20,9 +20,9 @@ from scoremode.core.plan.path import DECODE, DecodePath, read_path
 from scoremode.core.scores.answers import FAULT
 from scoremode.core.verbs.arguments import ModelArguments, spelled_out
 from scoremode.core.verbs.model import GivenTokenizer, LazyModel
+from scoremode.core.verbs.planned import identify
 from scoremode.core.verbs.progress import Progress, announce, shows_progress
-from scoremode.core.verbs.question import identify
-from scoremode.core.verbs.replicas import spread_names
+from scoremode.core.verbs.replicas import spread_options
 from scoremode.core.verbs.run_contents import describe_engine, describe_model
 from scoremode.errors import EngineError, OptionError, UnknownArgumentError, did_you_mean
 from scoremode.studies.rollouts.prompts import GivenPrompts, Prompts, encoded, read_prompts
@@ -84,7 +84,7 @@ def rollouts(
             raise OptionError(f"{flag} {count} writes nothing", fix="give 1 or more")
     path = read_path(DECODE, sequences=sequences) if sequences is not None else None
     for name in arguments:
-        if name not in (*all_options(), *spread_names()):
+        if name not in (*all_options(), *spread_options()):
             raise UnknownArgumentError(f"there is no argument {name}", fix=did_you_mean(name, list(all_options())))
     place = None if out is None else located(out)
     if isinstance(place, RemotePath):
@@ -167,7 +167,7 @@ class WritingTask:
             requests.append(WritingRequest(self.encoded[prompt][1], seed, rooms[number]))
         return requests
 
-    def identity(self, lazy: LazyModel) -> Mapping[str, Any]:
+    def identity(self, lazy: LazyModel) -> Mapping[str, object]:
         """The facts that must be equal for stored texts to be these."""
         answers = [row.answer for row in self.prompts.rows]
         return identify(
@@ -277,7 +277,7 @@ def _row(task: WritingTask, lazy: LazyModel, number: int, text: WrittenTokens) -
 
 
 def _manifest(
-    writer: Writer, lazy: LazyModel, task: WritingTask, texts: Sequence[WrittenTokens], identity: Mapping[str, Any]
+    writer: Writer, lazy: LazyModel, task: WritingTask, texts: Sequence[WrittenTokens], identity: Mapping[str, object]
 ) -> dict[str, object]:
     """Everything that another person needs to get the texts again."""
     finishes = {name: sum(text.finish == name for text in texts) for name in FINISHES}

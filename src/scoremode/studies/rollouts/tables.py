@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from scoremode.reports.runs import model_line
-from scoremode.reports.table import Block, Cell, Column, Facts, Note, Row, Table, counts, number, numbers
+from scoremode.reports.table import Block, Cell, Column, Facts, Fields, Note, Row, Table, counts, number, numbers
 from scoremode.reports.text import counted, shown
+from scoremode.studies.rollouts.mismatch import Mismatch
 from scoremode.studies.rollouts.readings import Reading
 from scoremode.studies.rollouts.texts import Rollouts
 from scoremode.values import rounded
 
-Fields = Mapping[str, Any]
 FILTERS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}  # of draws, and what leaves nothing out
 
 
@@ -106,8 +105,8 @@ def _chance(p: float) -> str:
 
 
 # ── trainer against rollout ──────────────────────────────────────────────────────────────────────────────────────────
-def mismatch_blocks(s: Fields, by_position: Sequence[Fields], by_slice: Sequence[Fields]) -> list[Block]:
-    """A trainer against rollouts: ``Mismatch.statistics()``, ``by_position()`` and ``by_slice()``."""
+def mismatch_blocks(mismatch: Mismatch) -> list[Block]:
+    s, by_position, by_slice = mismatch.statistics(), mismatch.by_position(), mismatch.by_slice()
 
     def estimate(name: str, *, percent: bool = False) -> str:
         return number(s[name], s.get(f"{name}_stderr"), percent=percent).words
@@ -163,7 +162,7 @@ def rollouts_blocks(rollouts: Rollouts, folder: str) -> list[Block]:
     return [facts, "", Note(f"kept in {folder}; scoremode ppl MODEL --corpus rollouts:{folder}")]
 
 
-def drawn_line(manifest: Mapping[str, Any]) -> str:
+def drawn_line(manifest: Fields) -> str:
     sampling = manifest["sampling"]
     if not sampling["temperature"]:
         return "greedily"

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scoremode.core.plan.recipes import rolling_spans
 from scoremode.core.text.files import is_text
 from scoremode.core.text.tokenizer import HuggingFaceTokenizer, TextTokenizer
 from scoremode.core.verbs.scoring import Continuation
@@ -116,8 +115,9 @@ class HarnessEncoder:
     def rolling(self, text: str) -> list[Continuation]:
         """Splits a text into full windows that score each token once. docs/methods.md draws them."""
         ids, windows = self.text(text), []
-        for span in rolling_spans(0, len(ids), self.max_length or len(ids), self.prefix):
-            lead = np.array([span.lead] if span.lead >= 0 else [], dtype=np.int32)
-            window = np.concatenate([lead, ids[span.start : span.last]])
-            windows.append(Continuation(window, len(lead) + span.first - span.start))
+        length = self.max_length or len(ids) or 1
+        for begin in range(0, len(ids), length):  # as lm-eval-rolling
+            end = min(begin + length, len(ids))
+            window = ids[end - length - 1 : end] if begin else np.concatenate([np.int32([self.prefix]), ids[:end]])
+            windows.append(Continuation(window, len(window) - (end - begin)))
         return windows

@@ -28,7 +28,7 @@ from scoremode.core.plan.path import PREFILL
 from scoremode.core.text.files import Message
 from scoremode.core.typed import checked
 from scoremode.core.verbs.model import LazyModel
-from scoremode.core.verbs.question import identify
+from scoremode.core.verbs.planned import identify
 from scoremode.core.verbs.run_contents import describe_engine, describe_model
 from scoremode.core.verbs.scoring import Continuation, Likelihood, likelihoods
 from scoremode.errors import (
@@ -192,7 +192,7 @@ class ScoremodeLM(LM):  # type: ignore[misc]
         if not continuations:
             return []
         longest, scores = max(continuation.fed for continuation in continuations), dict[int, Likelihood]()
-        engine = self.held.engine(Work(longest, shares_prompts=True))
+        engine = self.held.opened(Work(longest, shares_prompts=True))
         for index, likelihood in likelihoods(engine, continuations, groups):
             scores[index] = likelihood
             if bar is not None:
@@ -211,7 +211,7 @@ class ScoremodeLM(LM):  # type: ignore[misc]
         return bool(greedy)
 
     # ── facts for the harness ────────────────────────────────────────────────────────────────────────────────────────
-    def identity(self) -> Mapping[str, Any]:
+    def identity(self) -> Mapping[str, object]:
         """Returns the facts that stored answers must share with this model; known before anything is loaded."""
         names = ("add_bos_token", "prefix_token_id", "greedy")
         ours = {"max_length": self.max_length, **{name: getattr(self.settings, name) for name in names}}
@@ -315,7 +315,7 @@ def _usual_device() -> Any:
 
 
 # ── the arguments of the model ───────────────────────────────────────────────────────────────────────────────────────
-def read_arguments(arguments: Mapping[str, Any]) -> tuple[LazyModel, AdapterSettings]:
+def read_arguments(arguments: Mapping[str, object]) -> tuple[LazyModel, AdapterSettings]:
     """Reads the model and the settings. Refuses everything that can be refused before the model is loaded."""
     present = {name: value for name, value in arguments.items() if value is not None}
     params = {OTHER_NAMES.get(name, name): _read_back(OTHER_NAMES.get(name, name), present[name]) for name in present}

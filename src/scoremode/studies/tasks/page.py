@@ -12,11 +12,10 @@ from typing import Any
 
 from scoremode.reports.html.page import ResultPage, distinct_commands
 from scoremode.reports.html.templating import fill, fill_page
-from scoremode.reports.served import served_facts
-from scoremode.reports.table import Note
+from scoremode.reports.served import known, pairs, served_facts
 from scoremode.reports.text import listed
 from scoremode.studies.tasks.results import Flip, TasksComparison, shares
-from scoremode.studies.tasks.tables import tasks_blocks, tasks_method, tasks_notes, tasks_table
+from scoremode.studies.tasks.tables import tasks_blocks, tasks_notes, tasks_table
 
 FLIPS_SHOWN = 25  # documents per task and candidate; a page with thousands would not open on a phone
 LONGEST_QUESTION, LONGEST_CHOICE = 1500, 600  # characters; a question's end is shown, because examples come first
@@ -25,7 +24,7 @@ LONGEST_QUESTION, LONGEST_CHOICE = 1500, 600  # characters; a question's end is 
 def render_tasks(comparisons: Sequence[TasksComparison]) -> str:
     first, names = comparisons[0], [c.name for c in comparisons]
     models = [("baseline", first.baseline), *((c.name, c.candidate) for c in comparisons)]
-    facts = [(name, None, {**_model_facts(m), **served_facts(m)}) for name, m in models]
+    facts = [(name, None, _model_facts(m)) for name, m in models]
     commands = distinct_commands(comparisons)
     return fill_page(
         "tasks.html",
@@ -35,7 +34,7 @@ def render_tasks(comparisons: Sequence[TasksComparison]) -> str:
         tasks=len(first.tasks),
         baseline=first.baseline_name,
         candidates=[(c.name, _flips(c)) for c in comparisons],
-        blocks=[tasks_table(comparisons), *tasks_notes(comparisons), *map(Note, tasks_method(comparisons))],
+        blocks=[tasks_table(comparisons), *tasks_notes(comparisons)],
         most=FLIPS_SHOWN,
         provenance=fill("provenance.html", commands=commands, first=("Tasks", _task_facts(first)), runs=facts),
     )
@@ -83,8 +82,8 @@ def _nats(log_prob: float) -> str:
 
 def _model_facts(m: Mapping[str, Any]) -> dict[str, str]:
     logs = ", ".join(f"{name} (sha256 {sha256[:12]})" for name, sha256 in m.get("samples", {}).items())
-    facts = {"model": m.get("model"), "model sha256": m.get("model_fingerprint"), "revision": m.get("model_revision")}
-    return {name: str(value) for name, value in facts.items() if value is not None} | ({"logs": logs} if logs else {})
+    names = {"model": "model", "model sha256": "model_fingerprint", "revision": "model_revision"}
+    return known({**{title: m.get(name) for title, name in names.items()}, "logs": logs, **served_facts(m)})
 
 
 def _task_facts(c: TasksComparison) -> dict[str, str]:
@@ -93,12 +92,12 @@ def _task_facts(c: TasksComparison) -> dict[str, str]:
     facts = {
         "lm-eval": s["lm_eval"],
         "documents": None if s["limit"] is None else f"not all: --limit {s['limit']}",
-        "few-shot examples": ", ".join(f"{name} {n}" for name, n in s["num_fewshot"].items() if n is not None),
-        "versions of the tasks": ", ".join(f"{task.name} {task.version}" for task in c.tasks if task.version),
+        "few-shot examples": pairs(s["num_fewshot"]),
+        "versions of the tasks": pairs({task.name: task.version for task in c.tasks}),
         "chat template": chat.get(s["apply_chat_template"]),
-        "seeds": ", ".join(f"{name} {seed}" for name, seed in s["seeds"].items()),
+        "seeds": pairs(s["seeds"]),
     }
-    return {name: str(value) for name, value in facts.items() if value not in (None, "")}
+    return known(facts)
 
 
 REFUSAL = ("comparisons on tasks and on texts do not share a page", "write two reports")

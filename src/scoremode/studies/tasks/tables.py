@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from markupsafe import Markup
 
@@ -16,6 +15,7 @@ from scoremode.reports.table import (
     Block,
     Cell,
     Column,
+    Fields,
     Note,
     Row,
     Table,
@@ -28,8 +28,6 @@ from scoremode.reports.table import (
 from scoremode.reports.text import counted
 from scoremode.studies.tasks.results import Flip, TasksComparison
 from scoremode.values import rounded
-
-Fields = Mapping[str, Any]
 
 
 def tasks_table(comparisons: Sequence[TasksComparison], title: str = "") -> Table:
@@ -92,14 +90,11 @@ def _recovery(r: Fields) -> Cell:
 
 def tasks_blocks(comparisons: Sequence[TasksComparison]) -> list[Block]:
     tables = [part for c in comparisons for part in (tasks_table([c], f"{c.name} against {c.baseline_name}"), "")]
-    return [*tables, *tasks_notes(comparisons), *(Note(line, "dim") for line in tasks_method(comparisons))]
+    return [*tables, *tasks_notes(comparisons)]
 
 
 def tasks_notes(comparisons: Sequence[TasksComparison]) -> list[Note]:
-    return [Note(note, "yellow") for note in dict.fromkeys(note for c in comparisons for note in c.notes)]
-
-
-def tasks_method(comparisons: Sequence[TasksComparison]) -> list[str]:
+    """What stands below the tables: notes on logs and models, and what the columns are."""
     first = comparisons[0]
     documents = first.overall["documents"]
     shots = {task.shots for task in first.tasks}
@@ -113,7 +108,8 @@ def tasks_method(comparisons: Sequence[TasksComparison]) -> list[str]:
     ]
     if len(first.top) > 1:
         lines.append(f"all: the mean over {', '.join(first.top)}, which count alike; lost and gained are sums")
-    return lines
+    notes = dict.fromkeys(note for c in comparisons for note in c.notes)
+    return [*(Note(note, "yellow") for note in notes), *(Note(line, "dim") for line in lines)]
 
 
 def tasks_json(comparisons: Sequence[TasksComparison]) -> dict[str, object]:
@@ -158,7 +154,7 @@ def tasks_markdown(comparisons: Sequence[TasksComparison]) -> str:
         served_by=engine_words(
             {f"{first.baseline_name} (baseline)": first.baseline, **{c.name: c.candidate for c in comparisons}}
         ),
-        notes=[note.text for note in tasks_notes(comparisons)],
+        notes=[note.text for note in tasks_notes(comparisons) if note.style == "yellow"],
         commands=public_commands(comparisons),
     )
 

@@ -18,11 +18,11 @@ from scoremode.core.plan.path import PREFILL
 from scoremode.core.scores.answers import Window, WindowList
 from scoremode.core.scores.frames import few_lines
 from scoremode.core.typed import typed
-from scoremode.core.verbs.arguments import ModelArguments, spelled_out, split_arguments
+from scoremode.core.verbs.arguments import ModelArguments, read_arguments, spelled_out
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel
+from scoremode.core.verbs.planned import identify
 from scoremode.core.verbs.prob.boundary import EncodedPair, PairEncoder, longest_of
 from scoremode.core.verbs.progress import Progress, shows_progress
-from scoremode.core.verbs.question import identify
 from scoremode.core.verbs.scoring import answered, check_ids, likelihoods, no_more_than_certain
 from scoremode.errors import BoundaryError, InputError, ModelError, OptionError, UnknownArgumentError, one_line
 
@@ -100,11 +100,9 @@ class SequenceProbability:
             raise OptionError(f"--leading-space {leading_space} is not known", fix="give as-given or add")
         if spanning not in SPANNING:
             raise OptionError(f"--spanning {spanning} is not known", fix="give constrain or refuse")
-        question, engine_options = split_arguments(options)
-        if question:
-            raise UnknownArgumentError(
-                f"SequenceProbability has no argument {next(iter(question))}", fix="leave it out"
-            )
+        question, engine_options = read_arguments(options)
+        for name in question.chosen():
+            raise UnknownArgumentError(f"SequenceProbability has no argument {name}", fix="leave it out")
         self._is_ours = not isinstance(model, LazyModel)
         self.held = model if isinstance(model, LazyModel) else LazyModel.named(model, engine, engine_options, tokenizer)
         require_read(self.held.chosen.options, PREFILL, has_flag=False)
@@ -128,7 +126,7 @@ class SequenceProbability:
     @typed
     def open(self, longest: int, progress: Progress | None = None) -> Engine:
         """Start the engine, ready for ``longest`` tokens. One that is running and ready for them is kept."""
-        return self.held.engine(Work(longest, shares_prompts=True), progress)
+        return self.held.opened(Work(longest, shares_prompts=True), progress)
 
     def close(self) -> None:
         """Stop the engine, unless the caller brought it. The next question starts it again."""

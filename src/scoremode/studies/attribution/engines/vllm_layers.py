@@ -35,7 +35,7 @@ EAGER = "without compilation and CUDA graphs (--enforce-eager), as hooks on laye
 def open_layers(plugin: VllmPlugin, subject: Subject, options: VllmOptions, work: Work) -> VllmLayers:
     assert subject.checkpoint is not None
     facts = subject.checkpoint
-    taken = LaunchArguments.of(options, work, facts.context_length)
+    taken = LaunchArguments.for_work(options, work, facts.context_length)
     return VllmLayers(str(facts.path), taken, context=facts.context_length, notes=facts.notes)
 
 

@@ -50,7 +50,7 @@ class VllmWriter(Writer):
     def __init__(
         self, facts: ModelFacts, options: VllmOptions, work: Work, rules: DrawingRules, ends: frozenset[int]
     ) -> None:
-        launch = LaunchArguments.of(options, replace(work, path=None))
+        launch = LaunchArguments.for_work(options, replace(work, path=None))
         version = support.installed_version()
         support.check_version(version, launch.allow_untested)
         arguments = _arguments(launch, work, rules)

@@ -155,14 +155,16 @@ class StepWriter(Writer):
         self.engine.close()
 
 
-def _for_steps(plugin: EnginePlugin, subject: Subject, options: Any, work: Work) -> Any:
-    return plugin.open(subject, options, replace(work, path=work.path or DecodePath()))
+def _for_steps(plugin: EnginePlugin, subject: Subject, options: Any, work: Work) -> tuple[Any, int]:
+    """An open engine, and how many texts it takes in a step."""
+    path = work.path or DecodePath()
+    return plugin.open(subject, options, replace(work, path=path)), path.sequences
 
 
 # ── Transformers ─────────────────────────────────────────────────────────────────────────────────────────────────────
 def open_transformers(plugin: EnginePlugin, subject: Subject, options: Any, work: Work, rules: DrawingRules) -> Writer:
-    engine: TransformersEngine = _for_steps(plugin, subject, options, work)
-    return TransformersWriter(engine, engine.path.sequences, end_tokens(subject), rules)
+    engine, size = _for_steps(plugin, subject, options, work)
+    return TransformersWriter(engine, size, end_tokens(subject), rules)
 
 
 class TransformersWriter(StepWriter):
@@ -195,8 +197,8 @@ class TransformersWriter(StepWriter):
 
 # ── llama.cpp ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def open_llamacpp(plugin: EnginePlugin, subject: Subject, options: Any, work: Work, rules: DrawingRules) -> Writer:
-    engine: LlamaCppEngine = _for_steps(plugin, subject, options, work)
-    return LlamaCppWriter(engine, engine.path.sequences, engine.end_tokens(), rules)
+    engine, size = _for_steps(plugin, subject, options, work)
+    return LlamaCppWriter(engine, size, engine.end_tokens(), rules)
 
 
 class LlamaCppWriter(StepWriter):

@@ -1,15 +1,69 @@
-"""The options of the built-in engines, for editors, type checkers and ``help()``: written by ``make format``."""
+"""The arguments of verbs by name, for editors, type checkers and ``help()``: written by ``make format``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
-from scoremode.core.engine.options import Pairs, Plain
+from scoremode.core.options import Pairs, Plain
+from scoremode.core.text.corpus import Corpus, CorpusSource, Spec
+
+
+class QuestionArguments(TypedDict, total=False):
+    """A text, and the method that scores it. None means: the default."""
+
+    corpus: Spec | Sequence[Spec] | Corpus | CorpusSource | None
+    """wikitext2, wikitext2:FILE, python-docs, a file (.txt .md .jsonl .parquet), folder, pattern, rollouts:DIR,
+    answers:FILE, - for stdin"""
+    text: str | None
+    """a text given here (without any: python-docs-short)"""
+    dataset: str | None
+    """a dataset on the Hugging Face hub"""
+    dataset_config: str | None
+    """of the dataset"""
+    split: str | None
+    """of the dataset (default: test)"""
+    field: str | None
+    """of .jsonl or .parquet rows (default: text, or messages)"""
+    num_samples: int | None
+    """only the first N rows (of one plain text: lines)"""
+    document_tokens: int | None
+    """only the first N tokens of each document"""
+    assistant_only: bool | None
+    """of chat rows, score the assistant's tokens alone"""
+    slice: str | Sequence[str] | None
+    """show the text between two markers apart; may be given again (chats: roles always)"""
+    method: str | None
+    """see scoremode info methods (default: sliding-once)"""
+    context_length: int | None
+    """tokens per window (default: the method's)"""
+    stride: int | None
+    """tokens between windows (default: the method's)"""
+    max_windows: int | None
+    """0 for all (default: the method's own limit)"""
+    path: str | None
+    """prefill (default), or decode: one token per step, as text is generated"""
+    sequences: int | Sequence[int] | None
+    """windows that are decoded side by side (default: 16)"""
+    prefill_tokens: int | None
+    """tokens of each window that are fed at once before decoding starts (default: 1)"""
+
+
+class SpreadArguments(TypedDict, total=False):
+    """One model as several replicas. None of them is part of a run's identity."""
+
+    replicas: int | None
+    """engines at a time (default: one, in this process)"""
+    ray: str | None
+    """auto, or HOST:PORT of a Ray cluster (default: Ray is started here)"""
+    gpus_per_replica: float | None
+    """GPUs of each, also a share (default: what it needs)"""
+    cpus_per_replica: float | None
+    """CPU cores of each (default: 1 for each process of the engine)"""
 
 
 class EngineOptionArguments(TypedDict, total=False):
-    """Options of an engine, by name. None means: the engine's own choice."""
+    """Options of an engine. None means: the engine's own choice."""
 
     adapter: str | None
     """folder of a PEFT adapter to put on the model"""
