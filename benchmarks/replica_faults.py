@@ -40,7 +40,7 @@ def disturb(machine: Machine, model: sm.Model, rng: random.Random, done: threadi
             machine.remove(rng.randrange(len(machine.nodes)))
             happened.append("node")
             continue
-        engine: Any = model._engine
+        engine: Any = model._model._engine
         pids = [replica.opened.pid for replica in engine.pool.ready if replica.opened is not None]
         if pids:
             try:

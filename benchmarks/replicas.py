@@ -82,7 +82,7 @@ def text_of(folder: Path, windows: int) -> Path:
 def open_all(model: str, count: int, gpus: float | None = None) -> Iterator[sm.Model]:
     """A model whose replicas are all open."""
     with sm.open(model, replicas=count, ray="auto", gpus_per_replica=gpus) as opened:
-        engine = opened.opened(Work(64))
+        engine = opened._model.opened(Work(64))
         assert isinstance(engine, ReplicatedEngine)
         started = engine.pool.wait_for_all(120)
         assert started == count, f"{started} of {count} replicas started"

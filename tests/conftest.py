@@ -28,12 +28,8 @@ settings.load_profile("any machine")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB, all of which an engine fills with zeros when it starts
 # what takes longest, in this order: it is started first, so that no process is busy alone at the end
 LONGEST = (
-    *(
-        "engines/vllm/test_quantized",
-        "engines/vllm/test_parallel",
-        "engines/vllm/test_cli",
-        "remote/service/test_service",
-    ),
+    *("engines/vllm/test_quantized", "engines/vllm/test_parallel", "engines/vllm/test_cli"),
+    "remote/service/test_service",
     *("engines/server/test_real_server", "engines/vllm/test_smollm2", "engines/vllm/test_compare", "remote/ray/"),
     *("engines/vllm/test_prob", "remote/service/", "engines/vllm/test_", "hostile/", "head/test_fused"),
     *("core/store/test_", "test_wheel", "test_docs", "test_removal", "benchmarks/", "oracles/", "studies/", "remote/"),

@@ -46,7 +46,6 @@ class Hub:
     objects: dict[str, bytes] = field(default_factory=dict)  # by sha256
     requests: list[tuple[str, str]] = field(default_factory=list)
     sent: dict[str, int] = field(default_factory=dict)  # bytes of each file that clients read
-    before_commit: Callable[[Repo], None] | None = None  # called once, before a commit is looked at
     halfway: Callable[[], None] | None = None  # called when half of a large answer was sent
     lies: dict[str, Any] = field(default_factory=dict)  # fields of its answers about repositories, instead of the true
     headers: dict[str, str] = field(default_factory=dict)  # of files, instead of the true ones
@@ -144,15 +143,6 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             else:
                 self.json(list(found.values()))
 
-        def create(self, body: bytes) -> None:
-            asked = json.loads(body)
-            name = f"{asked['type']}s/{asked['organization'] or OWNER}/{asked['name']}"
-            if self.may_write(name):
-                is_new = name not in hub.repos
-                hub.repos.setdefault(name, Repo(private=asked.get("visibility") == "private"))
-                hub.repos[name].files.setdefault(".gitattributes", b"*.safetensors filter=lfs\n")
-                self.json({"url": f"{hub.address}/{name}"}, 200 if is_new else 409)
-
         def check(self, _: bytes, kind: str, id: str) -> None:
             if self.repo(f"{kind}/{id}") and self.may_write(f"{kind}/{id}"):
                 self.json({})
@@ -187,9 +177,6 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             repo = self.repo(f"{kind}/{id}")
             if repo is None or not self.may_write(f"{kind}/{id}"):
                 return
-            meanwhile, hub.before_commit = hub.before_commit, None
-            if meanwhile is not None:
-                meanwhile(repo)
             lines = [json.loads(line) for line in body.splitlines() if line]
             header = lines[0]["value"]
             if header.get("parentCommit") not in (None, repo.commits[-1]):
@@ -228,7 +215,6 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
     routes: list[tuple[str, Callable[..., None]]] = [
         (rf"/api/{repo}(/revision/(?P<revision>.+))?", Handler.about),
         (rf"/api/{repo}/tree/(?P<revision>[^/]+)(/(?P<folder>.+))?", Handler.tree),
-        ("/api/repos/create", Handler.create),
         (rf"/api/{repo}/auth-check/write", Handler.check),
         (rf"/api/{repo}/preupload/(?P<revision>[^/]+)", Handler.preupload),
         (rf"/api/{repo}/commit/(?P<revision>[^/]+)", Handler.commit),

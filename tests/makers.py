@@ -79,17 +79,9 @@ def make_tiny_model(folder: Path, *, adds_bos: bool, **changes: Any) -> Path:
     make_tokenizer(folder, adds_bos=adds_bos)
     config = LlamaConfig(
         **{
-            "vocab_size": VOCABULARY,
-            "hidden_size": 48,
-            "intermediate_size": 80,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 128,
-            "bos_token_id": 0,
-            "eos_token_id": 1,
-            "initializer_range": 0.4,
-            "tie_word_embeddings": False,
+            **{"vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 80, "max_position_embeddings": 128},
+            **{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
+            **{"bos_token_id": 0, "eos_token_id": 1, "initializer_range": 0.4, "tie_word_embeddings": False},
             **changes,
         }
     )
@@ -102,15 +94,8 @@ def make_successor_model(folder: Path, size: int = 64) -> Path:
     """Embeddings are unit vectors, the layers add nothing, and the head's row v answers to token v - 1."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(
-        vocab_size=size,
-        hidden_size=size,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        max_position_embeddings=512,
-        tie_word_embeddings=False,
-    )
+    sizes = {"vocab_size": size, "hidden_size": size, "intermediate_size": 16, "max_position_embeddings": 512}
+    config = LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=4, tie_word_embeddings=False)
     model = LlamaForCausalLM(config)
     with torch.no_grad():
         model.model.embed_tokens.weight.copy_(torch.eye(size))
@@ -126,19 +111,10 @@ def make_small_llama(folder: Path, vocabulary: int = 1003) -> Path:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(7)
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        max_position_embeddings=1024,
-        tie_word_embeddings=False,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "max_position_embeddings": 1024}
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    ids = {"vocab_size": vocabulary, "bos_token_id": 0, "eos_token_id": 1}
+    config = LlamaConfig(**sizes, **heads, **ids, tie_word_embeddings=False)
     model = LlamaForCausalLM(config).float()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

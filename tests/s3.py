@@ -152,7 +152,6 @@ class Proxy:
 
     port: int
     cuts_after: Callable[[], int | None] = lambda: None  # bytes to the client or the server, for each new connection
-    stalled: threading.Event = field(default_factory=threading.Event)  # while set, nothing passes
     down: threading.Event = field(default_factory=threading.Event)  # while set, connections are closed at once
     cuts: int = 0
 
@@ -202,8 +201,6 @@ def _carry(proxy: Proxy, client: socket.socket, server: Server, ended: threading
     def pump(source: socket.socket, target: socket.socket) -> None:
         with suppress(OSError):
             while data := source.recv(1 << 16):
-                while proxy.stalled.is_set() and not ended.is_set():
-                    time.sleep(0.05)
                 count[0] += len(data)
                 if proxy.down.is_set() or (left is not None and count[0] > left):
                     proxy.cuts += 1

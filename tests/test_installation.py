@@ -36,7 +36,6 @@ def hint(monkeypatch: pytest.MonkeyPatch, installed: Installed) -> str:
         ({"url": "file:///no/such", "dir_info": {"editable": True}}, "pip install -e '/no/such[vllm]'"),
         ({"url": "file:///no/a.whl", "archive_info": {}}, "pip install '/no/a.whl[vllm]'"),
         (REPOSITORY, "pip install 'scoremode[vllm] @ git+https://host.example/a/b.git@v1'"),
-        ({"url": "https://host.example/a.whl"}, "pip install 'scoremode[vllm] @ https://host.example/a.whl'"),
         ({}, "pip install 'scoremode[vllm]'"),
         ([], "pip install 'scoremode[vllm]'"),
     ],
@@ -63,7 +62,6 @@ SCRIPT = Path(__file__).resolve().parents[1] / ".ci" / "chromium"
     ("programs", "says", "asked_for"),
     [
         ({"chromium": "exit 1", "id": "echo 0", "apt-get": "echo $* >> asked"}, "", ""),
-        ({"id": "echo 1000", "apt-get": "echo $* >> asked"}, "only root can install it", ""),
         ({"id": "echo 0"}, "will be skipped", ""),
         ({"id": "echo 0", "apt-get": "exit 100"}, "apt-get could not install chromium", ""),
         ({"id": "echo 0", "apt-get": "echo $* >> asked"}, "installing chromium", "chromium"),

@@ -17,7 +17,6 @@ from scoremode.core.strict_json import DEEPEST, parse, read_object
         ("[" * 100_000, "nested too deeply"),
         ('{"a":' * 100_000, "nested too deeply"),
         ("[" * (DEEPEST + 1) + "]" * (DEEPEST + 1), "nested too deeply"),
-        ('{"a":' * (DEEPEST + 1) + "1" + "}" * (DEEPEST + 1), "nested too deeply"),
         ("NaN", "NaN is not JSON"),
         ("[-Infinity]", "-Infinity is not JSON"),
         (b"\xff\xfe", "not UTF-8"),
@@ -26,7 +25,6 @@ from scoremode.core.strict_json import DEEPEST, parse, read_object
         ('{"a": 1} {"b": 2}', "Extra data"),
         ('{"a": 1}\u00a0', "Extra data"),
         ('{"a": 1', "Expecting"),
-        ('{"a": }', "Expecting value"),
         (b'\xef\xbb\xbf\xef\xbb\xbf{"a": 1}', "Expecting value"),
     ],
 )

@@ -72,7 +72,7 @@ def test_a_cause_outside_of_us_is_named(
     def fails(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr("scoremode.core.verbs.ppl.ppl_many", fails)
+    monkeypatch.setattr("scoremode.core.verbs.model.LazyModel.score", fails)
     assert words in refused("ppl", "table:uniform", "--text", "one two")
 
 
@@ -82,7 +82,7 @@ def test_a_bug_of_ours_is_one_line_with_an_exit_code_of_its_own(
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("first line\nsecond line")
 
-    monkeypatch.setattr("scoremode.core.verbs.ppl.ppl_many", broken)
+    monkeypatch.setattr("scoremode.core.verbs.model.LazyModel.score", broken)
     outcome = command("ppl", "table:uniform", "--text", "one two")
     assert (outcome.code, outcome.err.count("\n"), "SCOREMODE_DEBUG=1" in outcome.err) == (70, 1, True)
 

@@ -132,19 +132,3 @@ def test_a_text_is_read_as_far_as_memory_holds_it(monkeypatch: pytest.MonkeyPatc
     assert read_file(tmp_path / "a", 10) == b"x" * 10
     with pytest.raises(ValueError, match="larger than 0 MiB"):
         read_file(tmp_path / "a", 9)
-
-
-def test_tokens_and_joined_rows_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One text of many bytes becomes as many tokens of ``table:uniform``."""
-    from scoremode.core.text.corpus import load
-    from scoremode.core.text.documents import arranged
-    from scoremode.core.text.long_text import encode_texts
-    from scoremode.core.text.tokenizer import ByteTokenizer
-
-    monkeypatch.setattr("scoremode.core.free_memory.available", lambda: 20 << 20)
-    with pytest.raises(CorpusError, match="cutting a text of 1 MB into tokens needs about 48 MB of memory, and 21 MB"):
-        next(encode_texts(["x" * 1_000_000], ByteTokenizer(), special=False))
-    corpus = load(text="abc")
-    monkeypatch.setattr("scoremode.core.free_memory.available", lambda: 8)
-    with pytest.raises(CorpusError, match="joining text needs about 0 MB of memory"):
-        next(arranged(corpus, "join-rows"))

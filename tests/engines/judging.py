@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from scoremode.core.engine.messages import own_tokens
 
 from scoremode.core.engine.base import Wanted
-from scoremode.core.scores.answers import Answers, Window, WindowList, WindowSource, measured
+from scoremode.core.scores.answers import Answers, Window, WindowList, WindowSource, measured, own_tokens
 from scoremode.head.columns import define_columns
 from scoremode.values import Ids
 from tests.makers import VOCABULARY

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +17,9 @@ from scoremode.core.verbs.shared_flags import RUN
 from scoremode.errors import InputError, OptionError
 
 if TYPE_CHECKING:
+    from scoremode.core.plan.question import Question
     from scoremode.core.verbs.outputs import Output
+    from scoremode.core.verbs.place import Place
     from scoremode.core.verbs.prob.many_pairs import Pairs
     from scoremode.core.verbs.prob.sequence import SequenceProbability, SequenceScore
 
@@ -40,27 +44,39 @@ class PplVerb(Verb):
 
     def run(self, parsed: argparse.Namespace) -> None:
         from scoremode.core.plan.question import Question
-        from scoremode.core.verbs.ppl import ppl_many
+        from scoremode.core.verbs.model import LazyModel
+        from scoremode.core.verbs.place import Place
         from scoremode.reports.runs import questions_blocks, run_blocks
 
         questions = [Question.of(arguments).with_text() for arguments in flags.questions(parsed)]
         with progress_bar("scoring") as progress:
-            runs = ppl_many(
-                parsed.model,
-                questions,
-                engine=parsed.engine,
-                tokenizer=parsed.tokenizer,
-                options=flags.engine_options(parsed),
-                out=parsed.out,
-                fresh=parsed.fresh,
-                progress=progress,
-            )
+            places = _places(questions, Place.at(parsed.out, fresh=parsed.fresh, progress=progress))
+            options, several = flags.engine_options(parsed), len(questions) > 1
+            model = LazyModel.named(parsed.model, parsed.engine, options, parsed.tokenizer, many_questions=several)
+            with closing(model):
+                runs = [model.score(question, place) for question, place in zip(questions, places, strict=True)]
         first = runs[0]
         if len(runs) > 1:
             show(parsed, lambda: [run.summary() for run in runs], lambda: questions_blocks(runs))
             return
         again = ["", f"read from {first.path}, where it was scored before; --fresh scores it again"]
         show(parsed, first.summary, lambda: run_blocks(first, parsed.worst) + (again if first.cached else []))
+
+
+def _places(questions: Sequence[Question], place: Place) -> list[Place]:
+    """The place of each run: of several, a folder in ``place`` that is named as in ``wikitext2-gptq``."""
+    from scoremode.core.plan.question import DEFAULT_METHOD
+
+    if len(questions) == 1 or place.out is None:
+        return [place] * len(questions)
+    names = []
+    for question in questions:
+        corpus = str(question.corpus or question.dataset or "text")
+        readable = "".join(c if c.isalnum() or c in "._-" else "_" for c in Path(corpus).name or corpus)
+        names.append(f"{readable}-{question.method or DEFAULT_METHOD}")
+    if len(set(names)) < len(names):
+        raise InputError("two of the questions would be kept in one folder", fix="leave --out out, or ask one by one")
+    return list(map(place.within, names))
 
 
 class PlanVerb(Verb):

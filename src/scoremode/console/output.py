@@ -7,13 +7,14 @@ import json
 import logging
 import shlex
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from scoremode.console.streams import is_quiet, lasting_stderr
 from scoremode.core.arguments import seconds_in
-from scoremode.core.verbs.progress import TickingDisplay
+from scoremode.core.verbs.progress import ProgressState
 from scoremode.errors import one_line, readable
 
 if TYPE_CHECKING:
@@ -84,15 +85,28 @@ def progress_bar(label: str, unit: str = "tokens") -> Iterator[Progress | None]:
             yield lines
 
 
-class ProgressLines(TickingDisplay):
-    """Prints a line now and then, for logs of CI, containers and nohup."""
+class ProgressLines(ProgressState):
+    """Prints a line every few seconds, whatever the verb does meanwhile: for logs of CI, containers and nohup."""
 
     def __init__(self, label: str, unit: str, every: float, stream: TextIO) -> None:
-        super().__init__(label, unit, every)
-        self._stream = stream
+        super().__init__(label, unit)
+        self._stream, self._every, self._ended = stream, every, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="scoremode-progress", daemon=True)
 
-    def tick(self) -> None:
-        print(f"scoremode: {one_line(self.line())}\n", end="", file=self._stream, flush=True)
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.shown.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shown.remove(self)
+        self._ended.set()
+        self._thread.join(timeout=1.0)  # a pipe that nobody reads may hold it up
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._every):
+            with suppress(OSError, ValueError):  # the stream may be closed or full
+                print(f"scoremode: {one_line(self.line())}\n", end="", file=self._stream, flush=True)
 
 
 def checked_report(parsed: argparse.Namespace, page: str | None = None) -> Any:

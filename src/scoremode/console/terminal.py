@@ -9,16 +9,15 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from textwrap import wrap
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, Self, TextIO
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from scoremode.core.verbs.progress import ProgressState
+from scoremode.core.verbs.progress import ProgressBar
 from scoremode.errors import columns_of, escaped
 from scoremode.reports.table import Column, Facts, Note, Table
 from scoremode.reports.text import NOT_MEASURED, shown
@@ -185,33 +184,17 @@ def _width(text: str) -> int:
     return max(map(cell_len, text.split("\n")))
 
 
-class TerminalLine(ProgressState):
-    """One line at the end of a terminal: the current phase and, once something is counted, how much is done."""
+class TerminalLine(ProgressBar):
+    """One line at the end of a terminal."""
 
     def __init__(self, label: str, unit: str, stream: TextIO) -> None:
-        column = TextColumn("{task.fields[line]}", markup=False)  # brackets in names are not markup
         self._stream, self._screen = stream, PlainConsole(stderr=True)
-        self._bar = Progress(SpinnerColumn(), BarColumn(bar_width=20), column, console=self._screen, transient=True)
-        self._task = self._bar.add_task("", total=None, line=self)
-        super().__init__(label, unit)
+        super().__init__(label, unit, self._screen)
 
-    def phase(self, words: str) -> None:
-        super().phase(words)
-        self._bar.reset(self._task, total=None)
-
-    def changed(self) -> None:
-        self._bar.update(self._task, completed=self.done, total=self.total)
-
-    def __str__(self) -> str:
-        return self.line()
-
-    def __enter__(self) -> TerminalLine:
+    def __enter__(self) -> Self:
         self._screen.file = self._stream
-        self._bar.start()
-        self.shown.append(self)
-        return self
+        return super().__enter__()
 
     def __exit__(self, *_: object) -> None:
-        self.shown.remove(self)
-        self._bar.stop()
+        super().__exit__()
         self._screen.file = None  # type: ignore[assignment]  # logs of libraries may write to it later: to sys.stderr

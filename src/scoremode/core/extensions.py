@@ -387,9 +387,6 @@ class ModelNames(Protocol):
     def models_in(self, repo: str) -> list[str]:
         """The names of the models in a repository, with their sizes; none if it is no repository."""
 
-    def place(self, name: str) -> Path:
-        """Where the model's file is on this machine, unverified; ModelError if it is not."""
-
     def find(self, name: str) -> Path:
         """The model's (first) file on this machine; it is fetched if it is not there."""
 

@@ -9,21 +9,24 @@ import numpy as np
 import pytest
 
 from scoremode.core.plan.build import make_plan, plan_of_pairs
+from scoremode.core.plan.path import DecodePath
 from scoremode.core.plan.plan import Plan
 from scoremode.core.plan.recipes import METHODS, find_method
 from tests.core.plan.streams import FACTS, plan_for, tokens_of
 
 
-def test_a_window_asks_the_row_before_each_target() -> None:
-    plan = plan_for("lm-eval-rolling", 7, context=4)
+@pytest.mark.parametrize("bos", [0, 7])
+def test_a_window_asks_the_row_before_each_target(bos: int) -> None:
+    tokens = tokens_of(7, facts=replace(FACTS, bos=bos))
+    plan = make_plan(find_method("lm-eval-rolling"), tokens, context_length=4, path=DecodePath(1, 3))
+    assert plan.notes == ("5 of 7 targets are predicted by prefill, the others by decode",)
     first, second = plan.window(0), plan.window(1)
-    assert first.ids.tolist() == [FACTS.bos, 10, 11, 12]
+    assert first.ids.tolist() == [bos, 10, 11, 12]
     assert (first.rows.tolist(), first.targets[:, 0].tolist()) == ([0, 1, 2, 3], [10, 11, 12, 13])
     assert (second.rows.tolist(), second.targets[:, 0].tolist()) == ([1, 2, 3], [14, 15, 16])
     assert (plan.forward_tokens, plan.targets, len(plan), plan.largest_id) == (8, 7, 2, 16)
-    assert repr(plan).startswith(
-        "Plan(lm-eval-rolling: context_length=4, max_windows=0, special_tokens=True; 2 windows"
-    )
+    assert repr(plan).startswith("Plan(lm-eval-rolling: context_length=4, max_windows=0, path=decode, prefill_tokens=3")
+    assert "; 2 windows, 7 targets, 8 forward tokens, " in repr(plan)
 
 
 def plans() -> list[Plan]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 
 from scoremode.core.plan.build import make_plan
 from scoremode.core.plan.plan import Plan
-from scoremode.core.plan.recipes import METHODS, Span, WindowSizes, WindowSpans, find_method
-from scoremode.errors import CorpusError
+from scoremode.core.plan.recipes import METHODS, Span, WindowSizes, WindowSpans, find_method, methods
+from scoremode.errors import CorpusError, MethodError
 from tests.core.plan.streams import FACTS, plan_for, tokens_of
 
 Loop = Callable[[int, int, int, int], Iterator[Span]]
@@ -63,6 +64,7 @@ def test_llamacpp_puts_a_bos_in_front_if_the_tokenizer_does() -> None:
     assert plan.window(0).rows[[0, -1]].tolist() == [256, 510]
     assert make_plan(find_method("llamacpp"), tokens_of(9, facts=replace(FACTS, bos=0)), context_length=4).lead[0] == 0
     tokens = tokens_of(9, facts=replace(FACTS, adds_bos=False))
+    assert make_plan(find_method("llamacpp"), tokens, context_length=4).lead.tolist() == [-1, -1]
     assert drawn(make_plan(find_method("llamacpp"), tokens, context_length=4)) == [
         ([0, 1, 2, 3], [3]),
         ([4, 5, 6, 7], [7]),
@@ -77,20 +79,49 @@ def test_lm_eval_puts_bos_before_a_document_else_eos(bos: int | None, eos: int, 
 
 def test_a_name_never_changes_its_meaning() -> None:
     """Arrangement, special tokens, context, stride, limit and average, as published numbers have them."""
+    flags = ("real_vocabulary", "fits_model", "whole_documents", "independent_error")
     sizes = {
-        m.name: (m.arrangement, m.special, m.context, m.stride, m.max_windows, m.average, m.real_vocabulary)
+        m.name: (
+            m.arrangement,
+            m.special,
+            m.context,
+            m.stride,
+            m.max_windows,
+            m.average,
+            *filter(m.__getattribute__, flags),
+        )
         for m in METHODS.values()
     }
     assert sizes == {
-        "sliding-once": ("join-lines", True, 2048, 512, 0, "token", False),
-        "exl3-2025": ("join-rows", True, 2048, 512, 100, "token", False),
-        "exl3-2026": ("join-rows", False, 2048, None, 100, "token", True),
-        "gptq": ("join-rows", True, 2048, None, 0, "token", False),
-        "llamacpp": ("raw-file", True, 512, None, 0, "token", False),
-        "hf-stride": ("join-rows", True, None, 512, 0, "window", False),
-        "lm-eval-rolling": ("pages", True, None, None, 0, "token", False),
-        "mean-of-texts": ("texts", False, None, None, 0, "document", False),
+        "sliding-once": ("join-lines", True, 2048, 512, 0, "token", "fits_model"),
+        "exl3-2025": ("join-rows", True, 2048, 512, 100, "token"),
+        "exl3-2026": ("join-rows", False, 2048, None, 100, "token", "real_vocabulary"),
+        "gptq": ("join-rows", True, 2048, None, 0, "token"),
+        "llamacpp": ("raw-file", True, 512, None, 0, "token", "independent_error"),
+        "hf-stride": ("join-rows", True, None, 512, 0, "window"),
+        "lm-eval-rolling": ("pages", True, None, None, 0, "token", "whole_documents"),
+        "mean-of-texts": ("texts", False, None, None, 0, "document"),
     }
+
+
+def test_a_package_gives_a_method_under_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = replace(find_method("gptq"), name="mine")
+    points = {"mine": method, "other-name": method, "no-method": print, "gptq": method}
+    entry_points = [SimpleNamespace(name=n, dist=None, load=lambda loaded=m: loaded) for n, m in points.items()]
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: entry_points)
+    methods.cache_clear()
+    try:
+        assert (find_method("mine"), find_method("gptq")) == (method, METHODS["gptq"])
+        for name, words in (
+            ("other-name", "but the method itself 'mine'"),
+            ("no-method", "is not a scoremode.core.plan"),
+        ):
+            with pytest.raises(MethodError, match=f"the method '{name}' cannot be used; {name} of .*{words}"):
+                find_method(name)
+        with pytest.raises(MethodError, match="there is no method 'gptk'; did you mean 'gptq'"):
+            find_method("gptk")
+    finally:
+        methods.cache_clear()
 
 
 # ── the loops that define them ───────────────────────────────────────────────────────────────────────────────────────

@@ -90,6 +90,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "a negative length": (changed(GOOD, ids=sent("<i4", [-1])), "$.windows[0].ids"),
     "a huge array": (changed(GOOD, ids=sent("<i4", [1 << 47, 1 << 47])), "$.windows[0].ids"),
     "an unknown type": (changed(GOOD, ids=sent("|O", [1], b"12345678")), "$.windows[0].ids"),
+    "wider integers": (changed(GOOD, ids=sent("<i8", [1], b"12345678")), "an array of <i8 instead of <i4"),
     "three dimensions": (changed(GOOD, ids=sent("<i4", [1, 1, 1], b"1234")), "$.windows[0].ids"),
     "no array": (changed(GOOD, ids=None), "$.windows[0].ids"),
     "ids in lines": (changed(GOOD, ids=sent("<i4", [1, 1], b"1234")), "other axes"),

@@ -156,7 +156,7 @@ def test_the_command_line_prints_the_verdict_and_exits_by_it(command: Command, t
     assert "such a claim is false in up to 10 % of skewed samples" in " ".join(out.split())
     code, out, _ = command(*few_documents, "--out", str(tmp_path / "runs"), "--markdown")
     assert code == 0
-    assert "--corpus texts.jsonl --few-documents`" in out  # the command that says the same
+    assert "--corpus texts.jsonl --num-samples 6 --few-documents`" in out  # the command that says the same
     for wrong in ("0", "-1", "much"):
         code, _, err = command(*asked, wrong)
         assert code == 2

@@ -87,8 +87,9 @@ def test_one_text_too_short_for_stretches_is_cut_into_few_long_blocks() -> None:
 
 def test_blocks_begin_where_the_first_target_is() -> None:
     plan = plan_of("llamacpp", 4096, context_length=1024)  # the first half of each window is not scored
-    sizes = np.bincount(groups_of(plan)[1])
-    assert len(sizes) == FEWEST
+    kind, groups = groups_of(plan)
+    sizes = np.bincount(groups)
+    assert (kind, len(sizes)) == ("blocks of 716 tokens of this one text", FEWEST)
     assert sizes[0] > 0.9 * sizes.mean(), "not a block whose first 512 tokens have no score"
 
 

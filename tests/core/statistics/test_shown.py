@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 import pytest
+from scipy import stats
 
 from scoremode.core.statistics.comparison import (
     BY_NAME,
@@ -142,6 +143,9 @@ def test_the_chance_of_no_change_is_below_5_in_100_where_the_bounds_exclude_1(me
         assert ratio.high is not None
         assert 0 <= chance <= 1
         assert (chance < 0.05) == (not ratio.low <= 1 <= ratio.high), (seed, chance, ratio.low, ratio.high)
+        if method == "mean-of-texts" and ratio.value > 1:  # the bounds of a positive mean, on its log scale
+            reached = math.log(ratio.value) * ratio.value / (ratio.stderr or math.nan)
+            assert chance == pytest.approx(min(1, 2 * stats.t.sf(reached, ratio.freedom)))
     equal = replace(c, candidate=c.baseline)
     assert chance_of_no_change(PairedMeans(equal)) == 1.0
     sure = replace(c, candidate=replace(c.candidate, scores=replace(cand, logprob=c.base - 1.0)))
@@ -149,9 +153,16 @@ def test_the_chance_of_no_change_is_below_5_in_100_where_the_bounds_exclude_1(me
     assert chance_of_no_change(PairedMeans(compared([-1.0], [-2.0]))) == 1.0, "one group has no error"
 
 
-def test_reach_and_beyond_are_inverse_and_a_tail_on_the_other_side_changes_nothing() -> None:
-    from scipy import stats
+@pytest.mark.parametrize("zero", ["baseline", "candidate"])
+def test_a_document_of_probability_zero_leaves_no_ratio_of_means_of_documents(zero: str) -> None:
+    usual, never = [-1.0] * 6, [-math.inf, *[-1.0] * 5]
+    base, cand = (never, usual) if zero == "baseline" else (usual, never)
+    found = compared(base, cand, document=np.arange(6), method="mean-of-texts").statistics()
+    assert found["log_ppl_ratio"] is found["ppl_difference"] is found["log_ppl_ratio_stderr"] is None
+    assert found["ppl_ratio"] == (0.0 if zero == "baseline" else None)
 
+
+def test_reach_and_beyond_are_inverse_and_a_tail_on_the_other_side_changes_nothing() -> None:
     assert reach(9.0, 0.0) == reach(9.0, -3.0) == pytest.approx(stats.t.ppf(0.975, 9))
     for skewness in (0.0, 0.05, 0.2, 0.7, 3.0, 10.0):
         for tail in (0.1, 0.05, 0.01):
@@ -172,7 +183,7 @@ def test_llamacpps_errors() -> None:
     assert LlamacppMean(values[:10]).error == 0.0, "llama.cpp prints 0 for up to ten"
     assert LlamacppMean(np.ones(20)).error == LlamacppMean(np.zeros(0)).mean == 0.0
     assert llamacpp_stderr(-values[:1]) is None
-    assert llamacpp_stderr(np.array([-1.0, -3.0])) == pytest.approx(math.exp(2) * math.sqrt(1.0))
+    assert llamacpp_stderr(np.array([-1.0, -4.0])) == pytest.approx(math.exp(2.5) * math.sqrt(17 / 2 - 2.5**2))
     assert llamacpp_stderr(np.array([-1.0, -math.inf, -1.0])) is None
     assert llamacpp_stderr(np.array([-1.0, -2000.0])) is None
 

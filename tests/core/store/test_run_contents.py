@@ -87,7 +87,7 @@ def test_what_an_engine_did_not_give_is_null_in_the_summary_and_named_where_it_i
         ("sizes", ({"body": {"bytes": 0, "weights": 1}},), ({"body": {"bytes": 0, "weights": 0}},)),
         ("by_slice", ({},), ({"a": {"perplexity": 5}},)),
         ("format", (), (1, 3, "2")),
-        ("question", (None, {"text": "x"}), ({"made_up": 1}, {"path": "sideways"})),
+        ("question", (None, {"text": "x"}), ({"made_up": 1}, {"stride": "wide"})),
     ],
 )
 def test_a_manifest_with_a_value_that_cannot_be_is_refused(

@@ -62,6 +62,8 @@ def test_a_plain_file_is_one_document_verbatim_with_the_sha256_of_its_bytes(tmp_
     corpus = load(write(tmp_path / name, text))
     assert (corpus.layout, rows(corpus), corpus.byte_count) == ("text", [text], len(text.encode()))
     assert corpus.sha256 == hashlib.sha256(text.encode()).hexdigest() == load(text=text).sha256
+    assert corpus.notes == (f"{name} begins with a byte order mark, which is scored as part of the text",)
+    assert load(text=text[1:]).notes == ()
     assert rows(load(write(tmp_path / name, text), num_samples=3)) == ["\ufeff  one\r\ntwo\n\n"]
 
 

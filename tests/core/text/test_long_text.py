@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from scoremode.core.text import long_text
 from scoremode.core.text.corpus import load
-from scoremode.core.text.documents import Document
+from scoremode.core.text.documents import Document, arranged
 from scoremode.core.text.long_text import encode_texts
 from scoremode.core.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
 from scoremode.core.text.tokens import Tokens, tokenize
+from scoremode.errors import CorpusError
 from tests.conftest import DATA
 from tests.core.text.tokenizers_at_hand import JOINTS, KINDS, SPECIAL, WORDS, wrapped
 
@@ -156,3 +157,14 @@ def test_real_text_in_parts_of_the_real_size(wikitext_file: Path) -> None:
         whole = tokenizer.encode(text, special=True)
         assert np.array_equal(found.ids, whole.ids)
         assert np.array_equal(found.char_end, whole.char_end)
+
+
+def test_tokens_and_joined_rows_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One text of many bytes becomes as many tokens of ``table:uniform``."""
+    monkeypatch.setattr("scoremode.core.free_memory.available", lambda: 20 << 20)
+    with pytest.raises(CorpusError, match="cutting a text of 1 MB into tokens needs about 48 MB of memory, and 21 MB"):
+        next(encode_texts(["x" * 1_000_000], ByteTokenizer(), special=False))
+    corpus = load(text="abc" * 1_000_000)
+    monkeypatch.setattr("scoremode.core.free_memory.available", lambda: 8)
+    with pytest.raises(CorpusError, match="joining text needs about 9 MB of memory, and 0 MB are free"):
+        next(arranged(corpus, "join-rows"))

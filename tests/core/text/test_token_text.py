@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from scoremode.core.text.token_text import joined, owned, spelled
+from scoremode.core.text.token_text import byte_level_piece, joined, owned, spelled
 from scoremode.core.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
 from tests.core.text.tokenizers_at_hand import KINDS, wrapped
 
@@ -32,6 +32,14 @@ def sentencepiece(scheme: str) -> HuggingFaceTokenizer:
     made.add_special_tokens([AddedToken("<s>", special=True)])
     made.add_tokens([AddedToken("naïve", normalized=False)])
     return wrapped(made)
+
+
+def test_the_alphabet_of_bytes_is_that_of_the_tokenizers() -> None:
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    assert sorted(byte_level_piece(character) for character in alphabet) == [bytes([byte]) for byte in range(256)]
+    for text in ("naïve 東\n", "\x00\x7f\xad ¡ÿ"):
+        ((piece, _),) = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
+        assert byte_level_piece(piece) == text.encode()
 
 
 @pytest.mark.parametrize("scheme", ["normalizer", "always", "first", "never"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from scoremode.core.models.facts import resolve
@@ -65,6 +65,7 @@ def test_spans_follow_each_other_without_gap_or_overlap(tokenizer: TextTokenizer
 
 
 @given(text=TEXT)
+@example("\x7f\x80\u07ff\u0800\uffff\U00010000")  # where one byte more begins
 @settings(deadline=None, max_examples=200)
 def test_bytes_sum_for_any_text(llama: HuggingFaceTokenizer, bpe: HuggingFaceTokenizer, text: str) -> None:
     for tokenizer in (ByteTokenizer(), llama, bpe):

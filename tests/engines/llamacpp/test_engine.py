@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scoremode.core.engine.messages import own_tokens
 
 from scoremode.core.engine.base import StoredDistributions
 from scoremode.core.engine.baseline import held_states
 from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import choose, open_engine
-from scoremode.core.scores.answers import Answers, Window, WindowList, measured
+from scoremode.core.scores.answers import Answers, Window, WindowList, measured, own_tokens
 from scoremode.engines.llamacpp.engine import LlamaCppEngine
 from scoremode.errors import EngineError, ModelError
 from scoremode.head.columns import define_columns

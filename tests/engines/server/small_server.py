@@ -18,10 +18,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import numpy as np
-from scoremode.core.engine.messages import Asked
-from scoremode.core.scores.packing import CONTENT_TYPE
 
 from scoremode.core.scores.answers import Window
+from scoremode.core.scores.messages import CONTENT_TYPE, Asked
 from scoremode.core.text.token_text import BYTE_ALPHABET
 from scoremode.engines.server.served import SERVICE
 from scoremode.engines.table.engine import TableEngine

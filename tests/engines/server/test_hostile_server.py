@@ -71,12 +71,9 @@ def refused(capsys: pytest.CaptureFixture[str], verb: str, served: SmallServer, 
 UNUSABLE = "a number or a character in it cannot be used"
 EDITS: dict[str, tuple[str, str, str, str]] = {
     "a log-probability of 10^400": ("/v1/completions", '"logprob": -', f'"logprob": {HUGE}, "x": -', UNUSABLE),
-    "one of -10^400": ("/v1/completions", '"logprob": -', f'"logprob": -{HUGE}, "x": -', UNUSABLE),
     "one of -1e400": ("/v1/completions", '"logprob": -', '"logprob": -1e400, "x": -', UNUSABLE),
     "a number of 5,000 digits": ("/v1/completions", '"logprob": -', f'"logprob": {"9" * 5000}, "x": -', "not JSON"),
     "half a character in the fingerprint": ("/v1/completions", "small-1.0", f"small-{HALF}", UNUSABLE),
-    "half a character in the model": ("/v1/models", '"small"', f'"{HALF}"', UNUSABLE),
-    "a length of 10^400": ("/v1/models", "600", HUGE, UNUSABLE),
     "a length below 0": ("/v1/models", "600", "-1", "names no model (Expected `int"),
     "a length that is a text": ("/v1/models", "600", '"600"', "names no model (Expected `int"),
     "an escape in the model": ("/v1/models", '"small"', r'"\u001b[2J"', "does not serve 'small'; it serves �[2J"),
@@ -103,12 +100,10 @@ def test_an_answer_that_cannot_be_used_is_refused(
     ("old", "new"),
     [
         ('"probe": [-1.0', f'"probe": [-{HUGE}'),
-        ('"probe": [-1.0', '"probe": [1e999'),
         ('"probe": [-1.0', '"probe": ["nan"'),
         ('"max_model_len": 600', f'"max_model_len": {HUGE}'),
         ('"vocabulary": 256', '"vocabulary": 1e3'),
         ('"settings": {', f'"settings": {{"x": "{HALF}", '),
-        ('"settings": {', f'"settings": {{"x": {HUGE}, '),
         ('"notes": [', '"notes": [' + "[" * 5000 + "]" * 5000),
     ],
 )

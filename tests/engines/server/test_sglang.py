@@ -188,7 +188,6 @@ TRICKS: dict[str, tuple[Edit, str]] = {
         "does not change with the last token|not the one that it has",
     ),
     "right, in long prompts": (_right_in_long_prompts, "change with the tokens that follow|not the one that it has"),
-    "half": (lambda own, _: _moved(own, [one[0] / 2 for one in own[1:]]), "not the one that it has"),
     "five less": (lambda own, _: _moved(own, [one[0] - 5 for one in own[1:]]), "not the one that it has"),
     "listed twice, in long prompts": (_again, "not the one that it has"),
     "five more": (lambda own, _: _moved(own, [5.0 for _ in own[1:]]), "it gives 5 as a log-probability"),

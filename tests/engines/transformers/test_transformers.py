@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scoremode.core.engine.messages import own_tokens
 from transformers import AutoModelForCausalLM
 
 from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import choose, open_engine
 from scoremode.core.models.facts import inspect
-from scoremode.core.scores.answers import Answers, Window, WindowList, measured
+from scoremode.core.scores.answers import Answers, Window, WindowList, measured, own_tokens
 from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.errors import ModelError

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scoremode.core.engine.messages import own_tokens
 
-from scoremode.core.scores.answers import Answers, Window, WindowList, measured
+from scoremode.core.scores.answers import Answers, Window, WindowList, measured, own_tokens
 from scoremode.engines.vllm.engine import VllmEngine
 from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.head.columns import define_columns

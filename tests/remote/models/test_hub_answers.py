@@ -29,7 +29,7 @@ from scoremode.errors import ScoremodeError
 from scoremode.remote.models import hub as hub_names
 from tests.hub import _blob
 
-ANSWERS, OF_CHECKPOINTS, FRESH = 10_000, 200, 20
+ANSWERS, OF_CHECKPOINTS, FRESH = 4_000, 200, 20
 OURS = ("models--org--x", ".locks", "scoremode")  # folders that a fetch may change
 COMMIT = "c" * 40
 GGUF, CONFIG = b"GGUF" * 300, b'{"model_type": "llama"}'

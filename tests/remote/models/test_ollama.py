@@ -1,4 +1,4 @@
-"""Models that Ollama keeps: found by their manifests, verified by their hashes, never started."""
+"""Models that Ollama keeps: found by their manifests, never started. Other answers are rows of names.py."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 import scoremode as sm
-from scoremode.errors import EngineError, ModelError
+from scoremode.errors import ModelError
 from scoremode.remote.models.ollama import WEIGHTS, manifest_of
-from tests.engines.server.small_server import SmallServer
 from tests.gguf_files import gguf_of, require_llamacpp
 
 TEXT = "The quick brown fox jumps over the lazy dog."
@@ -41,20 +40,9 @@ def test_a_model_of_ollama_is_scored_by_its_file(store: Path) -> None:
     (store / "same.gguf").symlink_to(blob)
     assert run.manifest["model"] == "ollama:llama3.2:3b"
     assert run.perplexity == sm.ppl(str(store / "same.gguf"), text=TEXT).perplexity
-    more = {"/api/version": {"version": "0.12"}}
-    with SmallServer(forms=(), more=more) as server, pytest.raises(EngineError) as caught:
-        sm.ppl("llama3.2:3b", text=TEXT, engine=server.address)
-    assert f"(it is {blob}): scoremode ppl ollama:llama3.2:3b; " in caught.value.fix
 
 
 def test_a_damaged_store_is_refused(store: Path) -> None:
-    (blob,) = (store / "blobs").iterdir()
-    blob.write_bytes(blob.read_bytes() + b"?")
-    with pytest.raises(ModelError, match="does not have the hash in its name"):
-        sm.ppl("ollama:llama3.2:3b", text=TEXT)
-    blob.unlink()
-    with pytest.raises(ModelError, match="names a file that is not there"):
-        sm.ppl("ollama:llama3.2:3b", text=TEXT)
     (store / "manifests" / manifest_of("llama3.2:3b")).write_text('{"layers": [{"mediaType": 1}]}')
     with pytest.raises(ModelError, match="cannot be read"):
         sm.ppl("ollama:llama3.2:3b", text=TEXT)

@@ -33,7 +33,7 @@ def same(run: sm.Run, text: Path) -> None:
 
 
 def engine_of(model: sm.Model, replicas: int) -> ReplicatedEngine:
-    engine = model.opened(Work(64))
+    engine = model._model.opened(Work(64))
     assert isinstance(engine, ReplicatedEngine)
     assert engine.pool.wait_for_all(60) == replicas
     return engine
@@ -105,19 +105,17 @@ def test_an_engine_that_fails_once_gives_its_windows_to_others(
     assert run.manifest["replicas"]["deaths"] == 1
 
 
-def test_an_error_of_the_engine_is_said_once_in_its_own_words(nodes: Nodes, text: Path) -> None:
-    with pytest.raises(sm.ScoremodeError, match=r"^the table is on fire; call somebody$"):
-        sm.ppl("paced:fail=60", corpus=str(text), **SIZES, replicas=2, ray="auto")
-
-
-def test_an_engine_that_does_not_open(nodes: Nodes, text: Path, capfd: Any) -> None:
-    with pytest.raises(sm.ScoremodeError, match=r"^this table never opens; choose another$"):
-        sm.ppl("paced:refuse=1", corpus=str(text), **SIZES, replicas=2, ray="auto")
-
-
-def test_a_process_that_dies_whenever_it_opens_its_engine(nodes: Nodes, text: Path, capfd: Any) -> None:
-    with pytest.raises(sm.ScoremodeError, match=r"^no replica could open the model \(its process or"):
-        sm.ppl("paced:crash=1", corpus=str(text), **SIZES, replicas=2, ray="auto")
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("fail=60", r"^the table is on fire; call somebody$"),
+        ("refuse=1", r"^this table never opens; choose another$"),
+        ("crash=1", r"^no replica could open the model \(its process or"),
+    ],
+)
+def test_what_every_replica_meets_is_said_once(nodes: Nodes, text: Path, capfd: Any, fault: str, words: str) -> None:
+    with pytest.raises(sm.ScoremodeError, match=words):
+        sm.ppl(f"paced:{fault}", corpus=str(text), **SIZES, replicas=2, ray="auto")
 
 
 def test_a_node_with_other_weights_is_left_out(nodes: Nodes, text: Path, tmp_path: Path) -> None:

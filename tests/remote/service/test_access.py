@@ -85,13 +85,10 @@ def test_no_other_path_passes_for_health(address: tuple[str, int], path: str) ->
     "header",
     [
         b"",
-        b"Authorization: \r\n",
-        b"Authorization: Bearer\r\n",
         b"Authorization: Bearer \r\n",
         b"Authorization: Bearer sk-on\r\n",
         b"Authorization: Bearer sk-one,sk-two\r\n",
         b"Authorization: Basic sk-one\r\n",
-        b"Authorization: sk-one\r\n",
         b"Authorization: Bearer \xff\xfe\r\n",
         b"Authorization: Bearer wrong\r\n" + KEY,
         b"X-Api-Key: sk-one\r\n",

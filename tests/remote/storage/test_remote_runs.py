@@ -191,10 +191,8 @@ def test_a_server_that_goes_away_loses_nothing(bucket: Bucket, tmp_path: Path, e
 
 
 def test_what_a_server_refuses_is_one_line(bucket: Bucket, elsewhere: Any) -> None:
-    asked = {"s3://no-such-bucket-at-all/one": "NoSuchBucket", "s3://no-such-bucket-at-all/one?region=x": "bucket"}
-    for uri, says in asked.items():
-        with pytest.raises(StorageError, match=says):
-            sm.ppl("table:uniform", out=uri, **QUESTION)
+    with pytest.raises(StorageError, match="NoSuchBucket"):
+        sm.ppl("table:uniform", out="s3://no-such-bucket-at-all/one?region=x", **QUESTION)
     bucket.server.denies = "AccessDenied"
     with pytest.raises(
         StorageError, match=r"cannot be listed: .*AccessDenied.*check the URI, .* credentials"

@@ -86,19 +86,14 @@ class Baseline:
         return str(self.stored.folder.resolve()), self.offsets
 
 
-class WholeDistributions(ABC):
-    """A baseline that gives the whole distribution of each row, instead of hidden states and a head."""
-
-    vocabulary: int
-    least_kl: float = 0.0  # the smallest possible divergence from it: below 0 if it is not exact
-
-
-class StoredDistributions(WholeDistributions):
+class StoredDistributions(ABC):
     """A baseline whose distributions were kept, in 16 bits.
 
     Its divergence has a rule of its own: ``head.sixteen_bits.kl_from_records``.
     """
 
+    vocabulary: int
+    least_kl: float = 0.0  # the smallest possible divergence from it: below 0 because it is not exact
     file: Any = None  # that they lie in, with its ``path`` and ``place``; None: no other process can read them
 
     @classmethod
@@ -115,9 +110,10 @@ class StoredDistributions(WholeDistributions):
         """The records (m, words) of uint16 of the rows that window ``index`` asks for: see head/budget.py."""
 
 
-class LogitsBaseline(WholeDistributions):
+class LogitsBaseline(ABC):
     """A baseline that runs at the same time as the candidate, and gives its logits. Nothing is rounded or kept."""
 
+    vocabulary: int
     engine: Engine
 
     @abstractmethod
@@ -127,6 +123,10 @@ class LogitsBaseline(WholeDistributions):
         It is called once for each part of the rows, in their order, and may be called for fewer rows than there are.
         The caller must not change the logits, and may use them only until the next call.
         """
+
+
+WholeDistributions = StoredDistributions | LogitsBaseline
+"""A baseline that gives the whole distribution of each row, instead of hidden states and a head."""
 
 
 def require_one_vocabulary(baseline: int, candidate: int | None) -> None:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from scoremode.core.engine.base import (
     Baseline,
-    LogitsBaseline,
     StoredDistributions,
     StoredHead,
     Wanted,
@@ -148,7 +147,6 @@ class WholeOnDevice:
         if isinstance(self.baseline, StoredDistributions):
             records = self.baseline.records(index, window)
             return lambda rows: to_device(records[rows], self.device)
-        assert isinstance(self.baseline, LogitsBaseline), "whole distributions are stored, or logits"
         logits = self.baseline.logits(index, window)
         return lambda rows: logits(rows).to(self.device)
 

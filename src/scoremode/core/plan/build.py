@@ -19,9 +19,8 @@ from scoremode.values import Ids, Ints
 def choose_sizes(method: Method, context: int | None, stride: int | None, model_context: int | None) -> WindowSizes:
     """Chooses window and stride: the user's, else the recipe's. The window is never longer than the model's context."""
     if stride is not None and method.stride is None:
-        raise MethodError(
-            f"{method.name} has no stride to choose", fix="leave --stride out, or use --method sliding-once"
-        )
+        fix = "leave --stride out, or use --method sliding-once"
+        raise MethodError(f"{method.name} has no stride to choose", fix=fix)
     if model_context is not None and model_context < 2:
         raise ModelError("the model's context of 1 token leaves no room for a target", fix="choose another model")
     if context is not None and context < 2:

@@ -95,10 +95,9 @@ class Plan:
             if array is not None:
                 hasher.update(f"{array.dtype.str}{array.shape}".encode())
                 hasher.update(np.ascontiguousarray(array).data)
-        if self.joined_at is not None:
-            hasher.update(b"|joined_at:" + np.ascontiguousarray(self.joined_at).data)
-        if self.doc_group is not None:
-            hasher.update(b"|doc_group:" + np.ascontiguousarray(self.doc_group).data)
+        for name, added in (("joined_at", self.joined_at), ("doc_group", self.doc_group)):  # absent from older plans
+            if added is not None:
+                hasher.update(f"|{name}:".encode() + np.ascontiguousarray(added).data)
         return hasher.hexdigest()
 
     @property

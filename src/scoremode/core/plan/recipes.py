@@ -57,10 +57,9 @@ class WindowSpans:
         return len(self.start)
 
     def taken(self, which: slice | Bools) -> WindowSpans:
+        columns = (self.start, self.stop, self.first, self.last, self.lead)
         weight = None if self.weight is None else self.weight[which]
-        return WindowSpans(
-            self.start[which], self.stop[which], self.first[which], self.last[which], self.lead[which], weight
-        )
+        return WindowSpans(*(column[which] for column in columns), weight)
 
     @staticmethod
     def of(spans: Iterable[Span]) -> WindowSpans:
@@ -86,13 +85,14 @@ class Method:
     windows: Windows
     arrangement: Arrangement
     special: bool  # does the tokenizer add its special tokens?
-    context: int | None  # the recipe's window; None: the model's whole context
-    stride: int | None  # the recipe's stride; None: the recipe has no stride
+    context: int | None = None  # the recipe's window; None: the model's whole context
+    stride: int | None = None  # the recipe's stride; None: the recipe has no stride
     max_windows: int = 0  # the recipe's own limit; 0: all
     average: Average = "token"
     real_vocabulary: bool = False  # are logits after the tokenizer's last id excluded from the softmax?
     fits_model: bool = False  # is its own context cut to that of a model? Then no published result depends on it
     whole_documents: bool = False  # are bytes and words those of whole source documents?
+    independent_error: bool = False  # does its tool also print an error as if tokens were independent?
 
 
 def _in_documents(tokens: Tokens, counts: Ints) -> tuple[Ints, Ints, Ints]:
@@ -231,24 +231,19 @@ def lm_eval_rolling(tokens: Tokens, sizes: WindowSizes) -> WindowSpans:
     feed   [B 0 1 2]           score 0 1 2 3
                 [2 3 4 5]      score 4 5 6     a row predicts the token after it, so 3 and 6 need not be fed
 
-    The tokenizer also adds its own special tokens: if it adds BOS, there are two, and the second is scored.
+    The prefix is BOS, else EOS. The tokenizer also adds its own special tokens: if it adds BOS, there are two, and the
+    second is scored.
     """
-    prefix, context = prefix_token(tokens), sizes.context
+    facts, context = tokens.tokenizer, sizes.context
+    prefix = facts.eos if facts.bos is None else facts.bos
+    if prefix is None:
+        message = "this tokenizer has neither BOS nor EOS to insert before a document"
+        raise MethodError(message, fix="use --method sliding-once")
     begin, end, number = _in_documents(tokens, _steps(_lengths(tokens), context))
     is_first, first = number == 0, begin + number * context
     last = np.minimum(first + context, end)
     start = np.where(is_first, begin, last - context - 1)
     return WindowSpans(start, last - 1, first, last, np.where(is_first, prefix, -1).astype(np.int32))
-
-
-def prefix_token(tokens: Tokens) -> int:
-    """Returns the token that lm-evaluation-harness inserts before a document: BOS, else EOS."""
-    facts = tokens.tokenizer
-    if facts.bos is None and facts.eos is None:
-        raise MethodError(
-            "this tokenizer has neither BOS nor EOS to insert before a document", fix="use --method sliding-once"
-        )
-    return facts.bos if facts.bos is not None else int(facts.eos or 0)
 
 
 def mean_of_texts(tokens: Tokens, sizes: WindowSizes) -> WindowSpans:
@@ -281,8 +276,8 @@ _BUILT_IN = (
     Method(
         "exl3-2026", "disjoint windows, no BOS", exl3_2026, "join-rows", False, 2048, None, 100, real_vocabulary=True
     ),
-    Method("gptq", "disjoint windows, tail dropped", gptq, "join-rows", True, 2048, None),
-    Method("llamacpp", "disjoint chunks, second half scored", llamacpp, "raw-file", True, 512, None),
+    Method("gptq", "disjoint windows, tail dropped", gptq, "join-rows", True, 2048),
+    Method("llamacpp", "disjoint chunks, second half scored", llamacpp, "raw-file", True, 512, independent_error=True),
     Method(
         "hf-stride",
         "sliding-once windows, their means weighted as in the Transformers docs",
@@ -299,8 +294,6 @@ _BUILT_IN = (
         lm_eval_rolling,
         "pages",
         True,
-        None,
-        None,
         whole_documents=True,
     ),
     Method(
@@ -309,8 +302,6 @@ _BUILT_IN = (
         mean_of_texts,
         "texts",
         False,
-        None,
-        None,
         average="document",
     ),
 )

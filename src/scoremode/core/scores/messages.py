@@ -106,7 +106,7 @@ def from_message(data: bytes | memoryview, kind: type[T]) -> T:
 
 def _array_out(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        flat = np.ascontiguousarray(value, value.dtype.newbyteorder("<")).reshape(-1)
+        flat = np.ascontiguousarray(value, value.dtype.newbyteorder("<")).ravel()
         return flat.dtype.str, value.shape, flat.view(np.uint8).data
     raise TypeError(f"a {type(value).__name__} does not travel")
 

@@ -293,7 +293,8 @@ def hub_dataset(name: str, config: str | None, split: str | None, field: str | N
         reason = f"{type(error).__name__}: " + str(error).split("\n")[0][:200]
         hint = "--dataset, --dataset-config and --split"
         if not reachable:
-            reason, hint = "the Hugging Face hub cannot be reached", "the network and HF_ENDPOINT"
+            reason = "it is not on this machine, and the Hugging Face hub cannot be reached"
+            hint = "the network and HF_ENDPOINT"
         fix = f"check {hint}, or save its rows as .jsonl and give --corpus FILE"
         raise CorpusError(f"dataset {name} could not be loaded ({reason})", fix=fix) from None
     if not len(rows):

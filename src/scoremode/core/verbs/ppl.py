@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 from scoremode.core.engine.base import Engine
-from scoremode.core.plan.question import DEFAULT_METHOD, Question
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.arguments import AllArguments, read_arguments, spelled_out
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel
 from scoremode.core.verbs.place import Place
 from scoremode.core.verbs.progress import Progress, shows_progress
-from scoremode.errors import InputError
 
 
 @spelled_out(AllArguments)
@@ -44,33 +41,3 @@ def ppl(
     question, options = read_arguments(arguments)
     with closing(LazyModel.named(model, engine, options, tokenizer)) as lazy:
         return lazy.score(question.with_text(), Place.at(out, fresh=fresh, progress=progress))
-
-
-def ppl_many(
-    model: str,
-    questions: Sequence[Question],
-    *,
-    engine: str | None = None,
-    tokenizer: str | None = None,
-    options: Mapping[str, Any] | None = None,
-    out: str | Path | None = None,
-    fresh: bool = False,
-    progress: Progress | None = None,
-) -> list[Run]:
-    """The runs of questions to one model, which is opened once. If there are several, each has a folder in ``out``."""
-    several = len(questions) > 1
-    names = [_folder_name(question) for question in questions]
-    if several and out is not None and len(set(names)) < len(names):
-        raise InputError("two of the questions would be kept in one folder", fix="leave --out out, or ask one by one")
-    with closing(LazyModel.named(model, engine, options, tokenizer, many_questions=several)) as lazy:
-        found, place = list[Run](), Place.at(out, fresh=fresh, progress=progress)
-        for question, name in zip(questions, names, strict=True):
-            found.append(lazy.score(question, place.within(name) if several else place))
-        return found
-
-
-def _folder_name(question: Question) -> str:
-    """The folder name of one of several questions, such as ``wikitext2-gptq``."""
-    corpus = str(question.corpus or question.dataset or "text")
-    readable = "".join(c if c.isalnum() or c in "._-" else "_" for c in Path(corpus).name or corpus)
-    return f"{readable}-{question.method or DEFAULT_METHOD}"

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
-import html
 import logging
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from typing import Any, ClassVar, ParamSpec, Protocol, Self, TypeVar, runtime_checkable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, ClassVar, ParamSpec, Protocol, Self, TypeVar, runtime_checkable
 
 from scoremode.errors import LOGGER, one_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -158,60 +159,36 @@ def _being_imported() -> Iterator[str]:
 
 
 # ── displays ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-class TickingDisplay(ProgressState):
-    """A display that a thread of its own renews every few seconds, whatever the verb does meanwhile."""
+class ProgressBar(ProgressState):
+    """A bar of rich with a line beside it: the current phase and, once something is counted, how much is done."""
 
-    def __init__(self, label: str, unit: str, every: float) -> None:
+    def __init__(self, label: str = "scoring", unit: str = "tokens", console: Console | None = None) -> None:
+        """``console`` is where it is shown; None: below the cell of a notebook."""
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
+        column = TextColumn("{task.fields[line]}", markup=False)  # brackets in names are not markup
+        self._bar = Progress(SpinnerColumn(), BarColumn(bar_width=20), column, console=console, transient=True)
+        self._task = self._bar.add_task("", total=None, line=self)
         super().__init__(label, unit)
-        self._every, self._ended = every, threading.Event()
-        self._thread = threading.Thread(target=self._run, name="scoremode-progress", daemon=True)
+
+    def phase(self, words: str) -> None:
+        super().phase(words)
+        self._bar.reset(self._task, total=None)
+
+    def changed(self) -> None:
+        self._bar.update(self._task, completed=self.done, total=self.total)
+
+    def __str__(self) -> str:
+        return one_line(self.line())
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._bar.start()
         self.shown.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.shown.remove(self)
-        self._ended.set()
-        self._thread.join(timeout=1.0)  # a pipe that nobody reads may hold it up
-
-    def _run(self) -> None:
-        while not self._ended.wait(self._every):
-            with suppress(OSError, ValueError):  # the stream may be closed or full
-                self.tick()
-
-    def tick(self) -> None:
-        """Shows the present state."""
-        raise NotImplementedError
-
-
-class NotebookBar(TickingDisplay):
-    """Shows a bar below the cell of a notebook, and removes it at the end."""
-
-    def __init__(self, every: float = 0.5) -> None:
-        super().__init__("scoring", "tokens", every)
-        self._handle: Any = None
-
-    def __enter__(self) -> Self:
-        from IPython.display import display
-
-        self._handle = display(self._content(), raw=True, display_id=True)
-        return super().__enter__()
-
-    def __exit__(self, *_: object) -> None:
-        super().__exit__()
-        self._handle.update({"text/html": "", "text/plain": ""}, raw=True)
-
-    def tick(self) -> None:
-        self._handle.update(self._content(), raw=True)
-
-    def _content(self) -> dict[str, str]:
-        """The bar as HTML and as text. Names of models and files are escaped."""
-        line = one_line(self.line())
-        share = f' value="{self.done}" max="{self.total}"' if self.total else ""
-        bar = f'<progress{share} style="width:16em;vertical-align:middle"></progress>'
-        return {"text/html": f"<div>{bar} {html.escape(line)}</div>", "text/plain": line}
+        self._bar.stop()
 
 
 def shows_progress(function: Callable[P, T]) -> Callable[P, T]:
@@ -224,7 +201,7 @@ def shows_progress(function: Callable[P, T]) -> Callable[P, T]:
     def shown(*arguments: P.args, **named: P.kwargs) -> T:
         if named.get("progress") is not None or not in_notebook() or not LOGGER.isEnabledFor(logging.WARNING):
             return function(*arguments, **named)
-        with NotebookBar() as bar:
+        with ProgressBar() as bar:
             named["progress"] = bar
             return function(*arguments, **named)
 
@@ -232,7 +209,10 @@ def shows_progress(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def in_notebook() -> bool:
-    """Does this code run in a kernel of Jupyter? A console of IPython is a terminal, and has no kernel."""
+    """Does this code run in a kernel of Jupyter that can show a bar, which rich makes with ipywidgets?
+
+    A console of IPython is a terminal, and has no kernel.
+    """
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
-    return shell is not None and hasattr(shell, "kernel")
+    return shell is not None and hasattr(shell, "kernel") and find_spec("ipywidgets") is not None

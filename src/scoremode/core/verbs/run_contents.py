@@ -40,9 +40,7 @@ def make_manifest(
         notes.append(f"head kernel {engine.settings['head_kernel']}: {kernel_note}")
     notes += subject.notes
     missing = [name for name in BUILT_IN.names if not scores.has(name)]
-    llamacpp_error = {}
-    if plan.method == "llamacpp":
-        llamacpp_error["perplexity_stderr_llamacpp"] = llamacpp_stderr(scores.logprob)
+    has_llamacpp_error = planned.method.independent_error
     return {
         "metrics": as_json(all_metrics(plan, planned.tokens, scores)),
         **({"by_slice": by_slice} if (by_slice := metrics_by_slice(plan, planned.tokens, scores)) else {}),
@@ -55,7 +53,7 @@ def make_manifest(
         **({"not_measured": missing} if missing else {}),
         "coverage": plan.coverage,
         "stderr_groups": grouping(plan).kind,
-        **llamacpp_error,
+        **({"perplexity_stderr_llamacpp": llamacpp_stderr(scores.logprob)} if has_llamacpp_error else {}),
         "plan_digest": plan.digest,
         "corpus": planned.corpus.name,
         "corpus_sha256": planned.corpus.sha256,

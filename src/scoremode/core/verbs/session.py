@@ -40,7 +40,7 @@ class CompareQuestion(QuestionArguments, OutputArguments, total=False):
     """Arguments of a question, and files that wings write."""
 
 
-class Model(LazyModel):
+class Model:
     """A model that answers many questions. Its engine is opened by the first question that no kept run answers.
 
     >>> import scoremode as sm
@@ -49,12 +49,20 @@ class Model(LazyModel):
     256.0 ± ?
     """
 
+    def __init__(self, model: LazyModel) -> None:
+        """Use ``scoremode.open`` or ``scoremode.wrap`` instead."""
+        self._model = model
+
+    @property
+    def name(self) -> str:
+        return self._model.name
+
     @property
     def engine(self) -> str:
-        return self.engine_name
+        return self._model.engine_name
 
     def __repr__(self) -> str:
-        return f"Model({self.name!r}, engine={self.engine!r}{', open' if self.is_open else ''})"
+        return f"Model({self.name!r}, engine={self.engine!r}{', open' if self._model.is_open else ''})"
 
     # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────────
     @spelled_out(QuestionArguments)
@@ -69,7 +77,7 @@ class Model(LazyModel):
     ) -> Run:
         """The perplexity of a text by a named method; see :func:`scoremode.ppl`."""
         with self._asking():
-            return self.score(Question.of(question).with_text(), Place.at(out, fresh=fresh, progress=progress))
+            return self._model.score(Question.of(question).with_text(), Place.at(out, fresh=fresh, progress=progress))
 
     @typed
     @shows_progress
@@ -89,7 +97,7 @@ class Model(LazyModel):
 
         With ``out`` the results are also kept in that file, one line for each; an interrupted call resumes.
         """
-        lm = SequenceProbability(self, leading_space=leading_space, spanning=spanning, add_bos=add_bos)
+        lm = SequenceProbability(self._model, leading_space=leading_space, spanning=spanning, add_bos=add_bos)
         with self._asking():
             if out is None:
                 return lm.score(lm.encode(paired(prompt, targets)), progress)
@@ -100,7 +108,7 @@ class Model(LazyModel):
     @property
     def text_tokenizer(self) -> TextTokenizer:
         """The tokenizer that cuts texts for this model."""
-        return self.subject.tokenizer
+        return self._model.subject.tokenizer
 
     @typed
     @shows_progress
@@ -123,7 +131,7 @@ class Model(LazyModel):
             raise InputError(what, fix="give exactly one continuation per prompt")
         found = [np.zeros(0) for _ in continuations]
         texts = [np.array([*a, *b], np.int64) for a, b in zip(prompts, continuations, strict=True)]
-        ids, size = np.concatenate([[0], *texts]), self.subject.vocabulary or 2**31
+        ids, size = np.concatenate([[0], *texts]), self._model.subject.vocabulary or 2**31
         if not 0 <= ids.min() <= ids.max() < size:
             what = f"prompts and continuations have ids from {ids.min()} to {ids.max()}"
             raise InputError(f"{what}, and the vocabulary ends at {size - 1}", fix="give ids of its tokenizer")
@@ -133,7 +141,7 @@ class Model(LazyModel):
         asked = [Continuation(texts[i].astype(np.int32), len(prompts[i])) for i in numbers]
         if asked:
             with self._asking():
-                engine = self.opened(Work(longest=max(one.fed for one in asked)), progress)
+                engine = self._model.opened(Work(longest=max(one.fed for one in asked)), progress)
                 # each text has its own number: a shared prompt would not be computed as a trainer does
                 for i, one in likelihoods(engine, asked, np.arange(len(asked)), progress=progress, together=256):
                     found[numbers[i]] = one.answers.logprob[:, 0]
@@ -153,7 +161,7 @@ class Model(LazyModel):
         files, rest = split_files(question)
         to_ask, place = Question.of(rest).with_text(), Place.at(out, fresh=fresh, progress=progress)
         with self._asking():
-            return reference_of(self, to_ask, place, files=files)
+            return reference_of(self._model, to_ask, place, files=files)
 
     @spelled_out(QuestionArguments, OutputArguments)
     @shows_progress
@@ -174,13 +182,14 @@ class Model(LazyModel):
         outputs, rest = split_outputs(question)
         to_ask = Question.of(rest)
         place = replace(Place.at(out, fresh=fresh, progress=progress), few_documents=few_documents)
-        check_outputs(outputs, {name_of(self): place_of(self, place).out})
+        check_outputs(outputs, {name_of(self._model): place_of(self._model, place).out})
         with ExitStack() as asking:
             asking.enter_context(self._asking())
             if isinstance(baseline, Model):
                 asking.enter_context(baseline._asking())
                 to_ask = to_ask.with_text()
-            comparison = compare_model(baseline, self, to_ask, place)
+            first = baseline._model if isinstance(baseline, Model) else baseline
+            comparison = compare_model(first, self._model, to_ask, place)
         leave(outputs, [comparison], place)
         return comparison
 
@@ -191,8 +200,12 @@ class Model(LazyModel):
         try:
             yield
         finally:
-            if self.plugin.opens_for_each_question:
-                self.close()
+            if self._model.plugin.opens_for_each_question:
+                self._model.close()
+
+    def close(self) -> None:
+        """Stop the engine. The next question opens it again."""
+        self._model.close()
 
     def __enter__(self) -> Model:
         return self
@@ -221,9 +234,9 @@ def open(
     question, model_options = read_arguments(options)
     for name in question.chosen():
         raise OptionError(f"open has no argument {name}", fix="give it to the question, as in model.ppl")
-    opened = Model.named(model, engine, model_options, tokenizer, many_questions=True)
-    opened.settings()  # refuses options that cannot work
-    return opened
+    lazy = LazyModel.named(model, engine, model_options, tokenizer, many_questions=True)
+    lazy.settings()  # refuses options that cannot work
+    return Model(lazy)
 
 
 @typed
@@ -248,4 +261,4 @@ def wrap(
     >>> model.ppl(text="The quick brown fox").perplexity           # doctest: +SKIP
     """
     given = {"batch_tokens": batch_tokens, "head": head, "head_kernel": head_kernel, "divergence": divergence}
-    return Model.wrapped(hf_model, tokenizer, given, name=name)
+    return Model(LazyModel.wrapped(hf_model, tokenizer, given, name=name))

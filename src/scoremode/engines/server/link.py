@@ -80,19 +80,8 @@ class Reply:
 class Link:
     """Sends requests to one server, through a pool of connections. May be used from several threads."""
 
-    def __init__(
-        self,
-        root: str,
-        key: str | None,
-        *,
-        timeout: float,
-        patience: float,
-        connections: int = 1,
-        waits_for_start: bool = False,
-    ) -> None:
-        """With ``waits_for_start``, a server that cannot be reached at first is tried again like any other failure."""
+    def __init__(self, root: str, key: str | None, *, timeout: float, patience: float, connections: int = 1) -> None:
         self.root, self.timeout, self.patience, self._key = root, timeout, patience, key
-        self._waits_for_start = waits_for_start
         self.made = 0  # connections made so far
         headers = {"Accept-Encoding": "identity", "User-Agent": "scoremode"}
         self._client = _client(
@@ -148,7 +137,7 @@ class Link:
                 tries += 1
                 reason = self._harmless(str(failure))
                 unreadable += isinstance(failure, UnreadableError)
-                if first_contact and not failure.connects and not self._waits_for_start:
+                if first_contact and not failure.connects:
                     raise EngineError(
                         f"nothing answers at {self.root} ({reason})",
                         fix="start the server, or check the address and the proxy that the environment names; "

@@ -76,7 +76,6 @@ def connect(root: str, options: ServerOptions, connections: int) -> Link:
         timeout=options.timeout or TIMEOUT,
         patience=options.patience or PATIENCE,
         connections=connections,
-        waits_for_start=options.patience is not None,
     )
 
 
@@ -84,7 +83,8 @@ def find_subject(address: str, model: str, options: ServerOptions, tokenizer: st
     """Ask a server for its identity. Only three tokens are scored."""
     root = root_of(address)
     link = connect(root, options, 1)
-    served, service, form = look(link, model, first_contact=True), find_service(link), None
+    served = look(link, model, first_contact=options.patience is None)  # with --patience, it may be starting
+    service, form = find_service(link), None
     room = served.max_model_len
     if service is None:
         form, first = find_form(link, served.model)

@@ -168,10 +168,8 @@ def _divergence_from(baseline: Baseline | WholeDistributions, vocabulary: int) -
             return _distances(rows.double().log_softmax(1).cpu().numpy(), logq)
 
         return from_logits
-    if isinstance(baseline, WholeDistributions):
-        assert isinstance(baseline, StoredDistributions), "whole distributions are stored, or logits"
-        stored = baseline
-        require_one_vocabulary(stored.vocabulary, vocabulary)
+    if isinstance(baseline, StoredDistributions):
+        require_one_vocabulary(baseline.vocabulary, vocabulary)
 
         def from_records(index: int, window: Window, logq: Floats) -> dict[str, Raw]:
             import torch
@@ -179,7 +177,7 @@ def _divergence_from(baseline: Baseline | WholeDistributions, vocabulary: int) -
             from scoremode.core.engine.distributions import to_device
             from scoremode.head.sixteen_bits import stored_log_probabilities
 
-            records = to_device(stored.records(index, window), torch.device("cpu"))
+            records = to_device(baseline.records(index, window), torch.device("cpu"))
             logp = stored_log_probabilities(records, vocabulary).numpy()
             return {"kl": _kl(np.where(logp > LEFT_OUT, logp, -np.inf), logq)}
 

@@ -112,7 +112,7 @@ class LaunchArguments(VllmOptions):
     def for_work(options: VllmOptions, work: Work, context: int | None = None) -> LaunchArguments:
         """The user's options, combined with what is known about the work and with the model's context length."""
         check_head(options.head, options.head_kernel)
-        values, longest = options.given(), work.longest
+        values, longest = {**options.given(), "token": None}, work.longest  # the checkpoint is on this disk
         if longest is not None and work.path is not None and longest != context:
             longest += 1  # a token that is sampled after the window's last token
         values["dtype"] = None if options.dtype == "auto" else options.dtype
@@ -123,7 +123,7 @@ class LaunchArguments(VllmOptions):
     @staticmethod
     def named(arguments: Mapping[str, Any], **more: Any) -> LaunchArguments:
         """Arguments by their names in ``vllm.LLM``: those that are no options of ours go on to vLLM."""
-        ours = {f.name for f in fields(LaunchArguments)} - {"revision", "token", "engine_args"}
+        ours = {f.name for f in fields(LaunchArguments)} - {"revision", "token", "engine_args", "path", "step_keeper"}
         options = {name: value for name, value in arguments.items() if name in ours}
         others = tuple((name, value) for name, value in arguments.items() if name not in ours)
         return LaunchArguments(**options, **more, engine_args=others)

@@ -100,9 +100,6 @@ class HubNames:
     def models_in(self, repo: str) -> list[str]:
         return [model.words(full) for full, model in _named(repo)]
 
-    def place(self, name: str) -> Path:
-        raise ModelError(f"{name} is on the hub", fix="fetch it")
-
     def find(self, name: str) -> Path:
         model, repo, commit = _chosen(name)
         files = zip(model.files, model.sizes, model.hashes, strict=True)

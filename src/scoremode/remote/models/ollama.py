@@ -52,12 +52,6 @@ class OllamaNames:
         """Nothing was fetched."""
 
     def find(self, name: str) -> Path:
-        path = self.place(name)
-        if remembered_sha256(path) != path.name.removeprefix("sha256-"):
-            raise ModelError(f"{path} does not have the hash in its name", fix="ollama pull it again")
-        return path
-
-    def place(self, name: str) -> Path:
         root = next((folder for folder in folders() if (folder / "manifests").is_dir()), None)
         if root is None:
             raise ModelError(
@@ -72,6 +66,8 @@ class OllamaNames:
         path = root / "blobs" / _weights(manifest).digest.replace(":", "-")
         if not path.is_file():
             raise ModelError(f"{manifest} names a file that is not there: {path}", fix="ollama pull it again")
+        if remembered_sha256(path) != path.name.removeprefix("sha256-"):
+            raise ModelError(f"{path} does not have the hash in its name", fix="ollama pull it again")
         return path
 
 

@@ -37,12 +37,7 @@ MIDDLEWARE = "scoremode.remote.service.endpoint.ScoreMiddleware"  # for older on
 WORDS = "SCOREMODE_SERVICE_WORDS"  # in the environment: the server's module and its arguments, for this process
 ACCESS = "scoremode.remote.service.access.Access"
 ENDPOINT_GROUP = "vllm.endpoint_plugins"
-OTHER_GROUPS = (
-    "vllm.general_plugins",
-    "vllm.platform_plugins",
-    "vllm.stat_logger_plugins",
-    "vllm.io_processor_plugins",
-)
+OTHER_GROUPS = tuple(f"vllm.{kind}_plugins" for kind in ("general", "platform", "stat_logger", "io_processor"))
 OURS = {
     *("runner", "convert", "task", "pooler_config", "override_pooler_config", "additional_config"),
     *("skip_tokenizer_init", "headless", "omni", "divergence", "most_heads_mib", "most_body_mib", "most_windows"),

@@ -169,7 +169,8 @@ def _noise_of(
     if any(value is not None for value in options.values()):
         raise OptionError("an open model has one setting", fix="give its name to vary it, as in sm.noise(NAME, vary=…)")
     with model._asking():
-        return _measured([Variation({}, "", model, model.ask(question, progress))], repeat, progress, keep_open=True)
+        variation = Variation({}, "", model._model, model._model.ask(question, progress))
+        return _measured([variation], repeat, progress, keep_open=True)
 
 
 # ── settings ─────────────────────────────────────────────────────────────────────────────────────────────────────────

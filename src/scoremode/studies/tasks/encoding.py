@@ -118,6 +118,8 @@ class HarnessEncoder:
         length = self.max_length or len(ids) or 1
         for begin in range(0, len(ids), length):  # as lm-eval-rolling
             end = min(begin + length, len(ids))
-            window = ids[end - length - 1 : end] if begin else np.concatenate([np.int32([self.prefix]), ids[:end]])
+            window = (
+                ids[end - length - 1 : end] if begin else np.concatenate([np.array([self.prefix], np.int32), ids[:end]])
+            )
             windows.append(Continuation(window, len(window) - (end - begin)))
         return windows

@@ -119,12 +119,12 @@ def checked_before_scoring() -> Iterator[None]:
 
     evaluate = evaluator.evaluate
 
-    def checking(*args: Any, lm: Any, task_dict: Any, **kwargs: Any) -> Any:
+    def checking(lm: Any, task_dict: Any, *args: Any, **kwargs: Any) -> Any:
         if not hasattr(lm, "check_tasks"):  # of the harness itself
-            return evaluate(*args, lm=lm, task_dict=task_dict, **kwargs)
+            return evaluate(lm, task_dict, *args, **kwargs)
         lm.check_tasks({name: str(task.OUTPUT_TYPE) for name, task in task_dict.get("tasks", {}).items()})
         with closing(lm):
-            return evaluate(*args, lm=lm, task_dict=task_dict, **kwargs)
+            return evaluate(lm, task_dict, *args, **kwargs)
 
     evaluator.evaluate = checking
     try:
