@@ -13,7 +13,6 @@ from itertools import pairwise
 
 from scoremode.core.engine.registry import known_engines
 from scoremode.core.extensions import Flags as Flags  # noqa: PLC0414
-from scoremode.core.verbs import argument_types
 from scoremode.errors import in_python, listed
 
 MODEL: Flags = {
@@ -59,6 +58,8 @@ def shared_texts() -> dict[str, str]:
 @cache
 def _declared_texts() -> dict[str, str]:
     """The texts below the arguments in argument_types.py, as ``make format`` wrote them: no engine is loaded for it."""
+    from scoremode.core.verbs import argument_types
+
     try:
         source = inspect.getsource(argument_types)
     except OSError:  # there is bytecode alone
