@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import tempfile
@@ -294,6 +295,8 @@ class LazyModel:
         if engine is not None and not isinstance(self.plugin, GivenEngine):
             tell_display(f"stopping {self.engine_name}")
             engine.close()
+            del engine
+            _empty_device()
 
     # ── its runs ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def identity(self, planned: PlannedQuestion, **more: Any) -> Mapping[str, Any]:
@@ -352,6 +355,14 @@ class LazyModel:
         reader = reader_of(self.name) if self.is_removed else None
         if reader is not None:
             reader.release(self.name)
+
+
+def _empty_device() -> None:
+    """Gives back the memory of GPUs that torch keeps for later: the next engine may live in another process."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def in_memory(run: Run) -> Run:

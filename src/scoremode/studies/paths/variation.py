@@ -8,8 +8,6 @@ Either way, each is shown beside the same variation computed again.
 
 from __future__ import annotations
 
-import gc
-import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -82,11 +80,7 @@ class Variation:
             return in_memory(score_run(self.asked, self.engine(progress), claim, counted))
 
     def close(self) -> None:
-        """Closes the engine. The next one may live in other processes, and must find the device empty."""
         self.model.close()
-        gc.collect()
-        if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
 
     def kept_promise(self, d: Floats, cause: str) -> str:
         """Says whether a promise of equal bits was kept, given differences ``d`` (targets,); '' if none was made."""
