@@ -211,6 +211,8 @@ perplexity of three documents alone | - | - | 0.02 ± 0 | - | 3
     not known | KL and first choices were not measured & 3 documents give no ± (5 are needed) | changed & likel
 perplexity alone, not clear, and what would decide | - | - | 0.01 ± 0.02 | - | 20
     not known | KL and first choices were not measured & may be chance & give more documents | changed & likel
+a mean of exactly the floor, whose error is as large | 0.0002 ± 0.0002 | 0 | 0.0001 ± 0.0005 | 0.0002 | 20
+    a difference within the noise | KL 0.00020 ± 0.00020 | changed & targets
 routes of experts flip as often as they flip again | 1e-13 ± 0 | 0 | 0.0001 ± 0.0005 | routes | 20 | 2 targets by 0.01
     not known | not known: KL 4.0e-5 ± 4.0e-5, floor 3.91e-5 & give more documents | changed & likel
 one window in 35 rounds otherwise | 1e-13 ± 0 | 0 | 0.0001 ± 0.0005 | 0 | 20 | 9 targets by 0.0002 in bfloat16
