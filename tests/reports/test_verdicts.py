@@ -393,6 +393,15 @@ def test_a_path_differs_if_it_exceeds_all_noise_that_was_measured(
         assert judged([few]) == ["not known"]
 
 
+def test_paths_have_the_same_bits_only_if_no_token_and_no_distribution_moved() -> None:
+    c = shifted(1e-8, kl=3e-12, floor=1e-11)
+    path = replace(c, manifest={**c.manifest, "rerun": {"rms": 0.0, "words": "2 windows, one at a time"}})
+    moves = [(0.0, 0.0), (0.0, 1e-3), (1e-3, 0.0)]
+    judged_paths = [with_statistics(path, delta_logprob_max=delta, kl_max=kl) for delta, kl in moves]
+    same = ["the same bits as prefill" in said.sentence for c in judged_paths for said in verdicts([c])]
+    assert same == [True, False, False]
+
+
 def test_a_small_difference_of_paths_is_told_without_exponents() -> None:
     c = shifted(1e-8, kl=3e-12, floor=1e-11)
     path = replace(c, manifest={**c.manifest, "rerun": {"rms": 0.0, "words": "2 windows, one at a time"}})
