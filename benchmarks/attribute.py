@@ -87,7 +87,7 @@ def plan_of(ids: Any) -> Any:
 def measure(shape: dict[str, Any], device: str) -> None:
     import torch
 
-    from scoremode.engines.transformers.choices import TransformersOptions
+    from scoremode.core.engine.options import CheckpointOptions
     from scoremode.studies.attribution.engines.transformers_swaps import SwappableModel
     from scoremode.studies.attribution.result import Cells
     from scoremode.studies.attribution.swap_loop import Candidate, SwapMeasurement
@@ -106,7 +106,7 @@ def measure(shape: dict[str, Any], device: str) -> None:
     one_pass = min(timed(lambda: score_all(engine, windows))[0] for _ in range(3))
     print(f"one scoring pass {one_pass:.3f} s")
     with SwappableModel(engine) as swaps:
-        held, options = swaps.parameters, TransformersOptions()
+        held, options = swaps.parameters, CheckpointOptions()
         shapes = {name: tuple(p.shape) for name, p in held.items()}
         own = {n: StoredWeight(n, shapes[n], 8 * p.element_size(), str(p.dtype)) for n, p in held.items()}
         made = open_weights(

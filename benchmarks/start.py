@@ -32,7 +32,7 @@ PHASES = {  # function -> phase; the time of inner phases is subtracted from out
     "scoremode.core.verbs.planned.make_plan": "planning",
     "scoremode.engines.transformers.loading.load_model": "loading weights",
     "scoremode.engines.transformers.engine.load_model": "loading weights",
-    "scoremode.engines.transformers.engine.choose": "head kernel: compilation and self-test",
+    "scoremode.engines.transformers.model.choose": "head kernel: compilation and self-test",
     "scoremode.engines.vllm.engine.start": "starting vLLM",
     "scoremode.engines.vllm.engine.VllmEngine._self_test": "vLLM self-test and compilation",
     "scoremode.core.engine.registry.open_engine": "opening the engine, the rest",

@@ -34,7 +34,6 @@ from scoremode.head.divergence import (
     define_divergence,
     finish_divergence,
     gather_own,
-    keep_in,
 )
 from scoremode.head.fused import reduce_fused, tiles_for
 from scoremode.head.fused_divergence import diverge_fused
@@ -1067,7 +1066,7 @@ def test_kept_logits_change_no_bit_of_a_divergence(
     for seed in (1, 2):
         hidden_q, head_q, _ = random_problem(replace(size, depth=16, seed=seed))
         expected = diverge_fused(hidden_p, head_p, hidden_q, head_q, targets)
-        found = diverge_fused(hidden_p, head_p, hidden_q, head_q, targets, keep=keep_in(kept))
+        found = diverge_fused(hidden_p, head_p, hidden_q, head_q, targets, kept=kept)
         assert_same_divergence(found, expected, slice(None))
         assert kept
 

@@ -38,13 +38,10 @@ def test_a_page_is_written_and_written_again(command: Command, run: Path, tmp_pa
 
 
 @pytest.mark.parametrize("flags", [[], ["--json"]])
-def test_a_link_is_written_through_and_that_is_said(
-    command: Command, run: Path, tmp_path: Path, flags: list[str]
-) -> None:
+def test_a_link_is_written_through(command: Command, run: Path, tmp_path: Path, flags: list[str]) -> None:
     (tmp_path / "link.html").symlink_to(tmp_path / "target.html")
     outcome = command("report", run, "-o", tmp_path / "link.html", *flags)
-    line = f"written to {tmp_path / 'link.html'} (a link to {tmp_path / 'target.html'})\n"
-    assert (outcome.code, outcome.err if flags else outcome.out) == (0, line)
+    assert (outcome.code, outcome.err) == (0, "")
     assert (tmp_path / "link.html").is_symlink()
     assert about_sealed_text((tmp_path / "target.html").read_bytes())
 

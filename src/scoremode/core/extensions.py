@@ -91,9 +91,10 @@ class ComparisonBaseline(Protocol):
     ) -> Mapping[str, LazyModel]:
         """Refuses arguments and candidates that it cannot take: models, or ``finished`` runs.
 
-        ``of_baseline`` are arguments of the baseline alone, by name. Returns the settings of the models, with what they
-        must have from the baseline.
+        ``of_baseline`` are arguments of the baseline alone, by name. Returns the models, with what they must have from
+        the baseline.
         """
+        return models
 
     def open_for(self, candidate: LazyModel, question: Question, place: Place) -> AbstractContextManager[OpenBaseline]:
         """Opens it for one candidate; refuses a candidate that cannot be compared with it."""

@@ -29,8 +29,8 @@ from scoremode.head.divergence import (
     COPIES,
     DivergencePartials,
     Gather,
-    Keep,
-    keep_nothing,
+    Kept,
+    kept_block,
     log_totals,
     moved_cross,
     sum_cross,
@@ -71,18 +71,18 @@ def diverge_blocked(
     targets: Tensor,
     share: Share = keep_own,
     gather: Gather | None = None,
-    keep: Keep = keep_nothing,
+    kept: Kept | None = None,
 ) -> tuple[DivergencePartials, Tensor]:
     """Returns the partials of a slice of two heads, and the targets' logits of q, on a CPU. See ``kernels.Diverge``.
 
     Uses the blocks that ``reduce_blocked`` makes for q, so q's scores have the same bits.
     """
     if len(targets) <= FEW_ROWS:
-        return diverge_in_chunks(hidden_p, head_p, hidden_q, head_q, targets, share, gather, keep)
+        return diverge_in_chunks(hidden_p, head_p, hidden_q, head_q, targets, share, gather, kept)
 
     def diverge(rows: slice) -> tuple[DivergencePartials, Tensor]:
         plan = _plan(targets[rows], head_q, head_q.weight.shape[1], BLOCK_LOGITS, COPIED_WEIGHTS)
-        p = _BlockedProduct(hidden_p[rows], head_p, targets[rows], plan, _SPACE_OF_P, keep, rows.start)
+        p = _BlockedProduct(hidden_p[rows], head_p, targets[rows], plan, _SPACE_OF_P, kept, rows.start)
         q = _BlockedProduct(hidden_q[rows], head_q, targets[rows], plan, _SPACE)
         q.rank_against(share(q.target_logits()))
         return _diverge(p, q, gather), q.at_target
@@ -176,11 +176,11 @@ class _BlockedProduct:
         targets: Tensor,
         plan: _ColumnBlocks,
         space: _Space,
-        keep: Keep = keep_nothing,
+        kept: Kept | None = None,
         first_row: int = 0,
     ) -> None:
         self.n, self.k = targets.shape
-        self.keep, self.first_row = keep, first_row
+        self.kept, self.first_row = kept, first_row
         self.head, self.plan, self.space = head, plan, space
         self.weight = head.weight[: head.vocabulary]
         self.hidden = hidden.float()
@@ -190,9 +190,9 @@ class _BlockedProduct:
 
     def product(self, index: int) -> Tensor:
         """Returns all columns of one block, (n, columns)."""
-        if self.keep is keep_nothing:
+        if self.kept is None:
             return self._compute(index)
-        return self.keep((self.first_row, index), lambda: self._compute(index).clone())
+        return kept_block(self.kept, (self.first_row, index), lambda: self._compute(index).clone())
 
     def _compute(self, index: int) -> Tensor:
         x = self.space("product", self.n, self.plan.columns)

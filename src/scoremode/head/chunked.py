@@ -18,11 +18,11 @@ from scoremode.head.divergence import (
     Divergence,
     DivergencePartials,
     Gather,
-    Keep,
+    Kept,
     divergence_partials,
     finish_divergence,
     gather_own,
-    keep_nothing,
+    kept_block,
 )
 from scoremode.head.matrix import Head
 
@@ -88,7 +88,7 @@ def diverge_in_chunks(
     targets: Tensor,
     share: Share = keep_own,
     gather: Gather | None = None,
-    keep: Keep = keep_nothing,
+    kept: Kept | None = None,
     budget: int = 0,
     one_pass: bool = True,
 ) -> tuple[DivergencePartials, Tensor]:
@@ -97,7 +97,7 @@ def diverge_in_chunks(
     See ``kernels.Diverge``."""
 
     def diverge(rows: slice) -> tuple[DivergencePartials, Tensor]:
-        x_p = keep((rows.start,), lambda: head_p.logits(hidden_p[rows]))
+        x_p = kept_block(kept, (rows.start,), lambda: head_p.logits(hidden_p[rows]))
         x_q = head_q.logits(hidden_q[rows])
         at_q = share(target_logits(x_q, targets[rows], head_q.first_id))
         return divergence_partials(x_p, x_q, targets[rows], at_q, head_q.first_id, one_pass, gather), at_q

@@ -146,10 +146,7 @@ def define_logits(
 # ── from slices ───────────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True)
 class Partials(RowBlock):
-    """The numbers that one slice of the vocabulary contributes to each row: floats, then ids, then a count per target.
-
-    Kernels store them in this order, in one tensor of each type (``Planes``).
-    """
+    """The numbers that one slice of the vocabulary contributes to each row."""
 
     largest: Tensor  # (n,) float32, -inf if the slice is empty
     total: Tensor  # (n,) float32, Σ exp(x - largest)
@@ -158,23 +155,12 @@ class Partials(RowBlock):
     before: Tensor  # (n, k) int64, ids of the slice that rank before the target
 
 
-FLOATS = Partials.__slots__.index("where")  # the fields before it
-IDS = len(Partials.__slots__) - FLOATS - 1
-
-Planes = tuple[Tensor, Tensor, Tensor]
-"""Floats (FLOATS, n) in float32, ids (IDS, n) and counts (n, k) in int64: the fields of ``Partials`` in their order."""
-
-
-def empty_planes(targets: Tensor) -> Planes:
-    """Returns unfilled memory for a kernel's results, for targets (n, k)."""
+def unfilled_partials(targets: Tensor) -> Partials:
+    """Returns memory for a kernel's results, for targets (n, k)."""
     n, device = len(targets), targets.device
-    ids, counts = (torch.empty(shape, dtype=torch.int64, device=device) for shape in ((IDS, n), targets.shape))
-    return torch.empty(FLOATS, n, dtype=torch.float32, device=device), ids, counts
-
-
-def from_planes(planes: Planes) -> Partials:
-    floats, ids, counts = planes
-    return Partials(*(*floats.unbind(), *ids.unbind(), counts))
+    largest, total, weighted = (torch.empty(n, dtype=torch.float32, device=device) for _ in range(3))
+    where, before = (torch.empty(shape, dtype=torch.int64, device=device) for shape in ((n,), targets.shape))
+    return Partials(largest, total, weighted, where, before)
 
 
 def target_logits(x: Tensor, targets: Tensor, first_id: int = 0) -> Tensor:
@@ -205,14 +191,14 @@ def partials(x: Tensor, targets: Tensor, at_target: Tensor, first_id: int = 0, o
     return Partials.cat([reduce(x[rows].float(), targets[rows], at_target[rows], first_id) for rows in blocks])
 
 
-RowKernel = Callable[[Tensor, Tensor, Tensor, int, Planes], None]
-"""Reduces logits (n, width) for targets (n, k), whose logits are given, with the first id; fills the planes."""
+RowKernel = Callable[[Tensor, Tensor, Tensor, int, Partials], None]
+"""Reduces logits (n, width) for targets (n, k), whose logits are given, with the first id; fills the partials."""
 
 
 def reduced_by(kernel: RowKernel, x: Tensor, targets: Tensor, at_target: Tensor, first_id: int) -> Partials:
-    planes = empty_planes(targets)
-    kernel(x, targets, at_target, first_id, planes)
-    return from_planes(planes)
+    made = unfilled_partials(targets)
+    kernel(x, targets, at_target, first_id, made)
+    return made
 
 
 @lru_cache

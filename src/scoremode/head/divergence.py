@@ -37,9 +37,9 @@ Without it, only KL(p‖q) is measured: a slice alone does not know the probabil
 columns take time that a comparison which shows none of them can save."""
 
 
-Keep = Callable[[tuple[int, ...], Callable[[], Tensor]], Tensor]
-"""Gives a block of p's logits by its place: computed the first time, and kept if many candidates are compared with the
-same rows of p. A kernel numbers its blocks in the same way for every candidate, and only reads what it is given."""
+Kept = dict[tuple[int, ...], Tensor]
+"""Blocks of p's logits by their place, if many candidates are compared with the same rows of p. A kernel numbers its
+blocks in the same way for every candidate, and only reads what it is given."""
 
 
 def gather_own(sums: Tensor) -> list[Tensor]:
@@ -47,20 +47,13 @@ def gather_own(sums: Tensor) -> list[Tensor]:
     return [sums]
 
 
-def keep_nothing(place: tuple[int, ...], compute: Callable[[], Tensor]) -> Tensor:
-    """Computes the block: the ``Keep`` of a single comparison."""
-    return compute()
-
-
-def keep_in(blocks: dict[tuple[int, ...], Tensor]) -> Keep:
-    """Returns a ``Keep`` that puts blocks into a dictionary."""
-
-    def keep(place: tuple[int, ...], compute: Callable[[], Tensor]) -> Tensor:
-        if place not in blocks:
-            blocks[place] = compute()
-        return blocks[place]
-
-    return keep
+def kept_block(kept: Kept | None, place: tuple[int, ...], compute: Callable[[], Tensor]) -> Tensor:
+    """Returns a block of p's logits, which is computed the first time; every time if nothing is kept."""
+    if kept is None:
+        return compute()
+    if place not in kept:
+        kept[place] = compute()
+    return kept[place]
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,22 +249,14 @@ def combine_divergence(parts: list[DivergencePartials]) -> DivergencePartials:
         (drop.clamp_min(FAR_BELOW).exp() * total).sum(0) for drop, total in ((drop_p, total_p), (drop_q, total_q))
     )
     sums = (largest_p, largest_q, whole_p, whole_q, moved_cross(drop_p, drop_q, total_p, cross))
-    cross_q, apart = (_stacked([getattr(d, name) for d in parts]) for name in ("cross_q", "apart"))
-    first = ([getattr(d, name) for d in parts] for name in ("first_p", "first_q"))
-    first_p, first_q = (None if choices[0] is None else joined_choices(choices) for choices in first)
+    whole = combine([d.q for d in parts])
+    if parts[0].apart is None:  # KL alone
+        return DivergencePartials(whole, *sums)
+    cross_q, apart = (torch.stack([getattr(d, name) for d in parts]) for name in ("cross_q", "apart"))
+    first_p, first_q = (joined_choices([getattr(d, name) for d in parts]) for name in ("first_p", "first_q"))
     return DivergencePartials(
-        combine([d.q for d in parts]),
-        *sums,
-        cross_q=None if cross_q is None else moved_cross(drop_q, drop_p, total_q, cross_q),
-        first_p=first_p,
-        first_q=first_q,
-        apart=None if apart is None else apart.sum(0),
+        whole, *sums, moved_cross(drop_q, drop_p, total_q, cross_q), first_p, first_q, apart.sum(0)
     )
-
-
-def _stacked(parts: list[Tensor | None]) -> Tensor | None:
-    tensors = [part for part in parts if part is not None]
-    return torch.stack(tensors) if len(tensors) == len(parts) else None
 
 
 def moved_cross(drop_p: Tensor, drop_q: Tensor, total_p: Tensor, cross: Tensor) -> Tensor:

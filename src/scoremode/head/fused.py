@@ -23,8 +23,8 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from scoremode.head.chunked import Share, in_blocks, keep_own, reduce_in_chunks
-from scoremode.head.columns import FLOATS, IDS, Partials, empty_partials, empty_planes, from_planes
-from scoremode.head.fused_kernels import join_spans, reduce_spans, write_target_logits
+from scoremode.head.columns import Partials, empty_partials, unfilled_partials
+from scoremode.head.fused_kernels import COUNTS, SCORE_PLANES, join_spans, reduce_spans, write_target_logits
 from scoremode.head.matrix import SHALLOW, Head
 
 WORKSPACE = 48 << 20  # most bytes of partials per launch
@@ -169,8 +169,8 @@ class Launch:
     options: dict[str, Any]  # constants that the kernel is compiled for
 
     @staticmethod
-    def of(side: KernelOperands, targets: Tensor, share: Share, more: int = 0) -> Launch:
-        """Prepares a launch: finds the targets' logits, and makes space for partials of each span, and ``more`` floats.
+    def of(side: KernelOperands, targets: Tensor, share: Share, planes: int = SCORE_PLANES) -> Launch:
+        """Prepares a launch: finds the targets' logits, and makes space for the floats of each span.
 
         There may be no targets (n, 0).
         """
@@ -179,8 +179,8 @@ class Launch:
         row_blocks = triton.cdiv(n, tiles.rows)
         touched = torch.zeros(row_blocks, spans.tiles, dtype=torch.int8, device=device)
         at_target = share(find_target_logits(side, targets, touched, spans)) if k else targets.float()
-        numbers = torch.empty(FLOATS + more, spans.count, n, dtype=torch.float32, device=device)
-        ints = torch.empty(IDS + k, spans.count, n, dtype=torch.int32, device=device)
+        numbers = torch.empty(planes, spans.count, n, dtype=torch.float32, device=device)
+        ints = torch.empty(COUNTS.value + k, spans.count, n, dtype=torch.int32, device=device)
         # Triton's interpreter cannot run GPU instructions
         options = {"one_target": k == 1, "compare": not targets.is_cuda, "depth": tiles.depth}
         options |= {"span": tiles.span, "short": tiles.short, "group": tiles.group}
@@ -191,7 +191,7 @@ class Launch:
 
     @property
     def numbers(self) -> tuple[Tensor, Tensor]:
-        """The floats (floats, spans, n) and ints (ids and k counts, spans, n) that the kernel stores."""
+        """The floats (planes, spans, n) and ints (WHERE and k COUNTS, spans, n) that the kernel stores."""
         return self.tensors[-2], self.tensors[-1]
 
     @property
@@ -215,11 +215,12 @@ def reduce_side(
 
 
 def join_numbers(floats: Tensor, ints: Tensor, targets: Tensor, first_id: int) -> Partials:
-    """Joins the numbers of all spans, floats (FLOATS, spans, n) and ints (IDS + k, spans, n), into partials."""
-    (n, k), spans, planes = targets.shape, floats.shape[1], empty_planes(targets)
+    """Joins the numbers of all spans, floats and ints of a launch, into partials."""
+    (n, k), spans, made = targets.shape, floats.shape[1], unfilled_partials(targets)
+    outputs = (made.largest, made.total, made.weighted, made.where, made.before)
     launch: Any = join_spans[(triton.cdiv(n, 32),)]
-    launch(floats, ints, *planes, n, spans, first_id, k, block_rows=32, block_spans=32, num_warps=4)
-    return from_planes(planes)
+    launch(floats, ints, *outputs, n, spans, first_id, k, block_rows=32, block_spans=32, num_warps=4)
+    return made
 
 
 def reduce_fused(hidden: Tensor, head: Head, targets: Tensor, share: Share = keep_own) -> tuple[Partials, Tensor]:
@@ -229,7 +230,7 @@ def reduce_fused(hidden: Tensor, head: Head, targets: Tensor, share: Share = kee
     tiles = tiles_for(head.weight)
     targets = targets.contiguous()
     # the padded width is equal on all ranks, which must divide their rows in the same way
-    row_words = Spans.of(head.weight.shape[0], tiles).count * (FLOATS + IDS + targets.shape[1])
+    row_words = Spans.of(head.weight.shape[0], tiles).count * (SCORE_PLANES + COUNTS.value + targets.shape[1])
 
     def reduce(rows: slice) -> tuple[Partials, Tensor]:
         if head.vocabulary == 0 or len(hidden) == 0:

@@ -25,14 +25,14 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from scoremode.head.budget import FIRST, free_on
 from scoremode.head.chunked import Share, diverge_in_chunks, in_blocks, keep_own
-from scoremode.head.columns import FLOATS, IDS, Partials, RowBlock, empty_partials
+from scoremode.head.columns import Partials, RowBlock, empty_partials
 from scoremode.head.divergence import (
     DivergencePartials,
     Gather,
-    Keep,
+    Kept,
     empty_sums,
     gather_own,
-    keep_nothing,
+    kept_block,
     log_totals,
 )
 from scoremode.head.first_choices import ABSENT
@@ -47,11 +47,10 @@ from scoremode.head.fused import (
     reduce_side,
     tiles_for,
 )
-from scoremode.head.fused_kernels import diverge_spans, join_divergences
+from scoremode.head.fused_kernels import COUNTS, DIVERGENCE_PLANES, LARGEST, diverge_spans, join_divergences
 from scoremode.head.kept_kernels import diverge_rows, find_first_choices
 from scoremode.head.matrix import Head
 
-OF_P = 3  # floats of p that ``diverge_spans`` stores for each span: largest, total, cross
 KEPT = 1 << 31  # most bytes of logits that are kept, of both models; with fewer, the products' last programs wait
 SHARED_KEPT = 1 << 30  # the same on every rank, whatever memory is free there: ranks must divide rows equally
 
@@ -60,7 +59,7 @@ def _kl_alone(
     p: KernelOperands, q: KernelOperands, targets: Tensor, share: Share, x_p: Tensor | None = None
 ) -> tuple[DivergencePartials, Tensor]:
     """``x_p`` are p's logits (n, whole tiles), if they are in memory."""
-    n, launch = len(targets), Launch.of(q, targets, share, more=OF_P)
+    n, launch = len(targets), Launch.of(q, targets, share, DIVERGENCE_PLANES)
     of_p, strides_p, descriptors_p = p.matrices(), p.strides(), p.descriptors
     if x_p is not None:
         strides_p, descriptors_p = (x_p.stride(0), 0), p.tiles.fits(x_p)
@@ -69,16 +68,16 @@ def _kl_alone(
     sizes = (n, q.head.vocabulary, p.hidden.shape[1], q.hidden.shape[1], *strides_p, *q.strides())
     shaped = (p.head.scale, q.head.scale, p.head.softcap or 1.0, q.head.softcap or 1.0)
     options = launch.options | {"descriptors_p": descriptors_p, "descriptors_q": q.descriptors}
-    options |= {"read_p": x_p is not None, "of_q": FLOATS}
+    options |= {"read_p": x_p is not None}
     options |= {f"{name}_p": value for name, value in p.shape_options().items()}
     options |= {f"{name}_q": value for name, value in q.shape_options().items()}
     kernel: Any = diverge_spans[launch.programs]
     kernel(*matrices, *launch.tensors, *sizes, q.head.first_id, *shaped, *launch.counts, **options)
     floats, ints = launch.numbers
-    sums = torch.empty(5, n, dtype=torch.float32, device=targets.device)
+    sums = [torch.empty(n, dtype=torch.float32, device=targets.device) for _ in range(5)]
     join: Any = join_divergences[(triton.cdiv(n, 32),)]
-    join(floats, sums, n, launch.spans.count, of_q=FLOATS, block_rows=32, block_spans=32, num_warps=4)
-    return DivergencePartials(join_numbers(floats[:FLOATS], ints, targets, q.head.first_id), *sums), launch.at_target
+    join(floats, *sums, n, launch.spans.count, block_rows=32, block_spans=32, num_warps=4)
+    return DivergencePartials(join_numbers(floats, ints, targets, q.head.first_id), *sums), launch.at_target
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,7 +103,7 @@ class KeptLogits:
         division = {"span": tiles.span, "short": tiles.short, "tile_columns": tiles.columns}
         blocks = {"block_spans": triton.next_power_of_2(spans.count), "count": FIRST, "slots": 8}
         kernel: Any = find_first_choices[(n,)]
-        kernel(self.logits, self.launch.numbers[0], keys, *sizes, **division, **blocks, num_warps=8)
+        kernel(self.logits, self.launch.numbers[0][LARGEST.value], keys, *sizes, **division, **blocks, num_warps=8)
         return keys
 
 
@@ -148,10 +147,10 @@ def _all_columns(
         logs = torch.stack(log_totals((*(s.largest for s in parts), *(s.total for s in parts)), gather), 1)
         normalizers = [part for log in logs.unbind(1) for part in (log.float(), (log - log.float()).exp().float())]
     n, sums = len(targets), torch.empty(3, len(targets), dtype=torch.float64, device=targets.device)
-    sizes = (n, q.head.vocabulary, kept_p.logits.shape[1], kept_q.logits.shape[1])
+    sizes = (q.head.vocabulary, kept_p.logits.shape[1], kept_q.logits.shape[1])
     options = {"chunk": 2048 if targets.is_cuda else 128, "forbids": p.head.bias is not None or q.head.bias is not None}
     kernel: Any = diverge_rows[(n,)]
-    kernel(kept_p.logits, kept_q.logits, *normalizers, sums, *sizes, **options, num_warps=8)
+    kernel(kept_p.logits, kept_q.logits, *normalizers, *sums, *sizes, **options, num_warps=8)
     first = kept_p.first_choices(), kept_q.first_choices()
     return SlicedSums(parts[1], parts[0].largest, parts[0].total, sums.T, *first, logs), kept_q.launch.at_target
 
@@ -164,7 +163,7 @@ def diverge_fused(
     targets: Tensor,
     share: Share = keep_own,
     gather: Gather | None = None,
-    keep: Keep = keep_nothing,
+    kept: Kept | None = None,
 ) -> tuple[DivergencePartials, Tensor]:
     """Returns the partials of the same slice of two heads, and the targets' logits of q. See kernels.Diverge.
 
@@ -172,7 +171,7 @@ def diverge_fused(
     """
     if not _fit((hidden_p, head_p), (hidden_q, head_q), together=gather is None):  # then three products are computed
         own_q, at_q = reduce_fused(hidden_q, head_q, targets, share)
-        made, _ = diverge_in_chunks(hidden_p, head_p, hidden_q, head_q, targets, gather=gather, keep=keep)
+        made, _ = diverge_in_chunks(hidden_p, head_p, hidden_q, head_q, targets, gather=gather, kept=kept)
         return replace(made, q=own_q), at_q
     targets, padded = targets.contiguous(), head_q.weight.shape[0]  # the padded size is equal on all ranks
     nothing = head_q.vocabulary == 0 or len(targets) == 0
@@ -186,15 +185,15 @@ def diverge_fused(
             own_q, at_target = empty_partials(hidden_q[rows], targets[rows]), share(absent_logits(targets[rows]))
             return DivergencePartials(own_q, *empty_sums(hidden_q[rows], torch.float32)), at_target
         p, q = sides(rows, two_products=True)
-        if keep is keep_nothing:
+        if kept is None:
             return _kl_alone(p, q, targets[rows], share)
         alone = KernelOperands.of(hidden_p[rows], head_p, tiles_for(head_p.weight))
-        x_p = keep((rows.start,), lambda: KeptLogits.of(alone, targets[rows, :0]).logits)
+        x_p = kept_block(kept, (rows.start,), lambda: KeptLogits.of(alone, targets[rows, :0]).logits)
         return _kl_alone(p, q, targets[rows], share, x_p)
 
     if gather is None:
         tiles = tiles_for(head_q.weight, two_products=True)
-        row_words = Spans.of(padded, tiles).count * (FLOATS + OF_P + IDS + targets.shape[1])
+        row_words = Spans.of(padded, tiles).count * (DIVERGENCE_PLANES + COUNTS.value + targets.shape[1])
         return in_blocks(kl_alone, launches(len(targets), row_words, tiles))
     told = gather
 

@@ -19,12 +19,36 @@ HUGE = tl.constexpr(2.0**100)
 TINY = tl.constexpr(2.0**-99)
 SMALLEST = tl.constexpr(2.0**-149)  # the smallest float above 0
 
+# the planes of floats that a span stores; scores have the first ones, a divergence all
+LARGEST, TOTAL, WEIGHTED, LARGEST_P, TOTAL_P, CROSS = map(tl.constexpr, range(6))
+SCORE_PLANES, DIVERGENCE_PLANES = LARGEST_P.value, CROSS.value + 1
+WHERE, COUNTS = map(tl.constexpr, range(2))  # the planes of whole numbers: the first choice, and a count per target
 
 # sizes vary from call to call, so Triton must not compile special versions for 1 or multiples of 16
 SIZES = ("rows", "columns", "first_id", "tiles", "long_spans", "spans", "k")
 
 
 # ── parts of kernels ─────────────────────────────────────────────────────────────────────────────────────────────────
+@triton.jit
+def _product_of_rows(
+    hidden, weight, row, real_row, column, real_column, width, hidden_stride, weight_stride,
+    tile_rows: tl.constexpr, tile_columns: tl.constexpr, depth: tl.constexpr, precision: tl.constexpr,
+):  # fmt: skip
+    """Computes the products of some rows of ``hidden`` and ``weight`` in float32. Rows that are not real count as 0."""
+    inner = tl.arange(0, depth)
+    a_ptr = hidden + row.to(tl.int64)[:, None] * hidden_stride + inner[None, :]
+    b_ptr = weight + column.to(tl.int64)[None, :] * weight_stride + inner[:, None]
+    acc = tl.zeros((tile_rows, tile_columns), tl.float32)
+    for step in range(0, tl.cdiv(width, depth)):
+        real = inner < width - step * depth
+        a = tl.load(a_ptr + step * depth, mask=real_row[:, None] & real[None, :], other=0.0)
+        b = tl.load(b_ptr + step * depth, mask=real_column[None, :] & real[:, None], other=0.0)
+        if precision == "ieee":
+            a, b = a.to(tl.float32), b.to(tl.float32)
+        acc = tl.dot(a, b, acc, input_precision=precision)
+    return acc
+
+
 @triton.jit
 def _product(
     hidden,
@@ -43,8 +67,8 @@ def _product(
     precision: tl.constexpr,
 ):
     """Computes a tile of ``hidden @ weight.T`` in float32. Elements outside the matrices count as 0."""
-    acc = tl.zeros((tile_rows, tile_columns), tl.float32)
     if descriptors:
+        acc = tl.zeros((tile_rows, tile_columns), tl.float32)
         for step in range(0, tl.cdiv(width, depth)):
             a = hidden.load([first_row, step * depth])
             b = weight.load([first_column, step * depth])
@@ -54,16 +78,10 @@ def _product(
     else:
         row = first_row + tl.arange(0, tile_rows)
         column = first_column + tl.arange(0, tile_columns)
-        inner = tl.arange(0, depth)
-        a_ptr = hidden + row.to(tl.int64)[:, None] * hidden_stride + inner[None, :]
-        b_ptr = weight + column.to(tl.int64)[None, :] * weight_stride + inner[:, None]
-        for step in range(0, tl.cdiv(width, depth)):
-            real = inner < width - step * depth
-            a = tl.load(a_ptr + step * depth, mask=(row < rows)[:, None] & real[None, :], other=0.0)
-            b = tl.load(b_ptr + step * depth, mask=(column < columns)[None, :] & real[:, None], other=0.0)
-            if precision == "ieee":
-                a, b = a.to(tl.float32), b.to(tl.float32)
-            acc = tl.dot(a, b, acc, input_precision=precision)
+        acc = _product_of_rows(
+            hidden, weight, row, row < rows, column, column < columns, width, hidden_stride, weight_stride,
+            tile_rows, tile_columns, depth, precision,
+        )  # fmt: skip
     return acc
 
 
@@ -327,17 +345,21 @@ def write_target_logits(
     local = tl.load(targets + row.to(tl.int64) * k + j, mask=real_row, other=0) - first_id
     inside = real_row & (local >= 0) & (local < columns)
     column = tl.where(inside, local, 0)
-    inner = tl.arange(0, depth)
-    a_ptr = hidden + row.to(tl.int64)[:, None] * hidden_stride + inner[None, :]
-    b_ptr = weight + column.to(tl.int64)[None, :] * weight_stride + inner[:, None]
-    acc = tl.zeros((block, block), tl.float32)
-    for step in range(0, tl.cdiv(width, depth)):
-        real = inner < width - step * depth
-        a = tl.load(a_ptr + step * depth, mask=real_row[:, None] & real[None, :], other=0.0)
-        b = tl.load(b_ptr + step * depth, mask=inside[None, :] & real[:, None], other=0.0)
-        if precision == "ieee":
-            a, b = a.to(tl.float32), b.to(tl.float32)
-        acc = tl.dot(a, b, acc, input_precision=precision)
+    acc = _product_of_rows(
+        hidden,
+        weight,
+        row,
+        real_row,
+        column,
+        inside,
+        width,
+        hidden_stride,
+        weight_stride,
+        block,
+        block,
+        depth,
+        precision,
+    )
     own = tl.arange(0, block)
     x = tl.sum(tl.where(own[:, None] == own[None, :], acc, 0.0), 1)
     if has_bias:
@@ -435,7 +457,7 @@ def reduce_spans(
             before += count
         else:
             tile_where = _place_and_counts(
-                x, tile_largest, targets, at_target, ints + plane + at, row, real_row,
+                x, tile_largest, targets, at_target, ints + COUNTS * plane + at, row, real_row,
                 columns, first_id, k, first_column,
                 has_target, tile == first_tile, plane, compare,
             )  # fmt: skip
@@ -445,12 +467,12 @@ def reduce_spans(
         else:
             largest, total, weighted, _, _ = _add_unit(left, left_largest, largest, total, weighted)
             largest, total, weighted, _, _ = _add_unit(right, right_largest, largest, total, weighted)
-    tl.store(floats + at, largest, mask=real_row)
-    tl.store(floats + plane + at, total, mask=real_row)
-    tl.store(floats + 2 * plane + at, weighted, mask=real_row)
-    tl.store(ints + at, where, mask=real_row)
+    tl.store(floats + LARGEST * plane + at, largest, mask=real_row)
+    tl.store(floats + TOTAL * plane + at, total, mask=real_row)
+    tl.store(floats + WEIGHTED * plane + at, weighted, mask=real_row)
+    tl.store(ints + WHERE * plane + at, where, mask=real_row)
     if one_target:
-        tl.store(ints + plane + at, before, mask=real_row)
+        tl.store(ints + COUNTS * plane + at, before, mask=real_row)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -483,7 +505,6 @@ def diverge_spans(
     long_spans,
     spans,
     k,
-    of_q: tl.constexpr,
     span: tl.constexpr,
     short: tl.constexpr,
     group: tl.constexpr,
@@ -506,7 +527,6 @@ def diverge_spans(
 ):
     """Does ``reduce_spans`` for q. Adds p's largest logit, Σ exp₂(z_p) and Σ exp₂(z_p) · (z_p - z_q), which KL needs.
 
-    These three are stored after the ``of_q`` floats of q.
     A tile is one unit. With ``read_p``, ``hidden_p`` is what ``reduce_spans`` kept of p.
     """
     row_block, span_index = _place(tl.program_id(0), tl.cdiv(rows, tile_rows), spans, group)
@@ -551,7 +571,7 @@ def diverge_spans(
             before += count
         else:
             tile_where = _place_and_counts(
-                x_q, top_q, targets, at_target, ints + plane + at, row, real_row,
+                x_q, top_q, targets, at_target, ints + COUNTS * plane + at, row, real_row,
                 columns, first_id, k, first_column,
                 has_target, tile == first_tile, plane, compare,
             )  # fmt: skip
@@ -567,15 +587,15 @@ def diverge_spans(
         moved_p = tl.exp2(drop_p)
         cross = tl.where(moved_p > 0.0, moved_p * (cross + (drop_p - drop_q) * total_p), 0.0) + tl.sum(terms, 1)
         total_p = moved_p * total_p + tl.sum(e_p, 1)
-    tl.store(floats + at, largest_q, mask=real_row)
-    tl.store(floats + plane + at, total_q, mask=real_row)
-    tl.store(floats + 2 * plane + at, weighted_q, mask=real_row)
-    tl.store(floats + of_q * plane + at, largest_p, mask=real_row)
-    tl.store(floats + (of_q + 1) * plane + at, total_p, mask=real_row)
-    tl.store(floats + (of_q + 2) * plane + at, cross, mask=real_row)
-    tl.store(ints + at, where, mask=real_row)
+    tl.store(floats + LARGEST * plane + at, largest_q, mask=real_row)
+    tl.store(floats + TOTAL * plane + at, total_q, mask=real_row)
+    tl.store(floats + WEIGHTED * plane + at, weighted_q, mask=real_row)
+    tl.store(floats + LARGEST_P * plane + at, largest_p, mask=real_row)
+    tl.store(floats + TOTAL_P * plane + at, total_p, mask=real_row)
+    tl.store(floats + CROSS * plane + at, cross, mask=real_row)
+    tl.store(ints + WHERE * plane + at, where, mask=real_row)
     if one_target:
-        tl.store(ints + plane + at, before, mask=real_row)
+        tl.store(ints + COUNTS * plane + at, before, mask=real_row)
 
 
 @triton.jit
@@ -585,13 +605,25 @@ def _lines(span, spans, row, rows):
     return at, (span < spans)[:, None] & (row < rows)[None, :]
 
 
+@triton.jit
+def _whole(best, total):
+    """Converts a sum relative to c to (largest logit, sum relative to it in natural units); (-inf, 0) if no id."""
+    total = tl.exp2(-tl.fma(best, LOG2_E, -tl.ceil(best * LOG2_E))) * total
+    total = tl.where(total < 1.0, 1.0, total)  # the largest logit alone adds 1; NaN stays NaN
+    empty = best < -UNREAL
+    largest = tl.where(empty, float("-inf"), tl.where(best > UNREAL, float("nan"), best))
+    return largest, tl.where(empty, 0.0, tl.where(best > UNREAL, float("nan"), total))
+
+
 @triton.jit(do_not_specialize=SIZES)
 def join_spans(
     floats,
     ints,
-    floats_out,
-    ids_out,
-    counts,
+    largest_out,
+    total_out,
+    weighted_out,
+    where_out,
+    before_out,
     rows,
     spans,
     first_id,
@@ -607,17 +639,17 @@ def join_spans(
     best = tl.full((block_rows,), float("-inf"), tl.float32)
     for begin in range(0, spans, block_spans):
         at, real = _lines(begin + index, spans, row, rows)
-        best = tl.maximum(best, tl.max(tl.load(floats + at, mask=real, other=float("-inf")), 0))
+        best = tl.maximum(best, tl.max(tl.load(floats + LARGEST * plane + at, mask=real, other=float("-inf")), 0))
     c = tl.ceil(best * LOG2_E)
     total = tl.zeros((block_rows,), tl.float32)
     weighted = tl.zeros((block_rows,), tl.float32)
     where = tl.full((block_rows,), 2147483647, tl.int32)
     for begin in range(0, spans, block_spans):
         at, real = _lines(begin + index, spans, row, rows)
-        largest = tl.load(floats + at, mask=real, other=2.0 * MASKED)
-        own_total = tl.load(floats + plane + at, mask=real, other=0.0)
-        own_weighted = tl.load(floats + 2 * plane + at, mask=real, other=0.0)
-        own_where = tl.load(ints + at, mask=real, other=2147483647)
+        largest = tl.load(floats + LARGEST * plane + at, mask=real, other=2.0 * MASKED)
+        own_total = tl.load(floats + TOTAL * plane + at, mask=real, other=0.0)
+        own_weighted = tl.load(floats + WEIGHTED * plane + at, mask=real, other=0.0)
+        own_where = tl.load(ints + WHERE * plane + at, mask=real, other=2147483647)
         drop = tl.ceil(largest * LOG2_E) - c[None, :]
         share = tl.exp2(drop)
         total += tl.sum(share * own_total, 0)
@@ -625,45 +657,34 @@ def join_spans(
         where = tl.minimum(where, tl.min(tl.where(largest == best[None, :], own_where, 2147483647), 0))
     # change the base from c to the largest logit: z = x·log₂e - c, and x - largest = (z - z_top) / log₂e
     top = tl.fma(best, LOG2_E, -c)
-    back = tl.exp2(-top)
-    weighted = back * (weighted - top * total) * LN_2
-    total = back * total
-    total = tl.where(total < 1.0, 1.0, total)  # the largest logit alone adds 1; NaN stays NaN
-    empty = best < -UNREAL
-    best = tl.where(best > UNREAL, float("nan"), best)
-    tl.store(floats_out + row, tl.where(empty, float("-inf"), best), mask=real_row)
-    tl.store(floats_out + rows + row, tl.where(empty, 0.0, total), mask=real_row)
-    tl.store(floats_out + 2 * rows + row, tl.where(empty, 0.0, weighted), mask=real_row)
-    tl.store(ids_out + row, where.to(tl.int64) + first_id, mask=real_row)
+    weighted = tl.exp2(-top) * (weighted - top * total) * LN_2
+    largest, total = _whole(best, total)
+    tl.store(largest_out + row, largest, mask=real_row)
+    tl.store(total_out + row, total, mask=real_row)
+    tl.store(weighted_out + row, tl.where(best < -UNREAL, 0.0, weighted), mask=real_row)
+    tl.store(where_out + row, where.to(tl.int64) + first_id, mask=real_row)
     for j in range(0, k):
         before = tl.zeros((block_rows,), tl.int32)
         for begin in range(0, spans, block_spans):
             at, real = _lines(begin + index, spans, row, rows)
-            before += tl.sum(tl.load(ints + (1 + j) * plane + at, mask=real, other=0), 0)
-        tl.store(counts + row.to(tl.int64) * k + j, before.to(tl.int64), mask=real_row)
-
-
-@triton.jit
-def _whole(best, total):
-    """Converts a sum relative to c to (largest logit, sum relative to it in natural units); (-inf, 0) if no id."""
-    total = tl.exp2(-tl.fma(best, LOG2_E, -tl.ceil(best * LOG2_E))) * total
-    total = tl.where(total < 1.0, 1.0, total)  # the largest logit alone adds 1; NaN stays NaN
-    empty = best < -UNREAL
-    largest = tl.where(empty, float("-inf"), tl.where(best > UNREAL, float("nan"), best))
-    return largest, tl.where(empty, 0.0, tl.where(best > UNREAL, float("nan"), total))
+            before += tl.sum(tl.load(ints + (COUNTS + j) * plane + at, mask=real, other=0), 0)
+        tl.store(before_out + row.to(tl.int64) * k + j, before.to(tl.int64), mask=real_row)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def join_divergences(
     floats,
-    out,
+    largest_p_out,
+    largest_q_out,
+    total_p_out,
+    total_q_out,
+    cross_out,
     rows,
     spans,
-    of_q: tl.constexpr,
     block_rows: tl.constexpr,
     block_spans: tl.constexpr,
 ):
-    """Joins the spans of ``diverge_spans``: natural units, relative to both largest logits. Writes 5 lines of rows."""
+    """Joins the spans of ``diverge_spans``: natural units, relative to both largest logits."""
     row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     real_row = row < rows
     plane = spans.to(tl.int64) * rows
@@ -672,8 +693,8 @@ def join_divergences(
     best_q = tl.full((block_rows,), float("-inf"), tl.float32)
     for begin in range(0, spans, block_spans):
         at, real = _lines(begin + index, spans, row, rows)
-        best_p = tl.maximum(best_p, tl.max(tl.load(floats + of_q * plane + at, mask=real, other=float("-inf")), 0))
-        best_q = tl.maximum(best_q, tl.max(tl.load(floats + at, mask=real, other=float("-inf")), 0))
+        best_p = tl.maximum(best_p, tl.max(tl.load(floats + LARGEST_P * plane + at, mask=real, other=float("-inf")), 0))
+        best_q = tl.maximum(best_q, tl.max(tl.load(floats + LARGEST * plane + at, mask=real, other=float("-inf")), 0))
     highest_p, highest_q = tl.maximum(best_p, MASKED), tl.maximum(best_q, MASKED)
     c_p, c_q = tl.ceil(highest_p * LOG2_E), tl.ceil(highest_q * LOG2_E)
     cross = tl.zeros((block_rows,), tl.float32)
@@ -681,11 +702,13 @@ def join_divergences(
     total_q = tl.zeros((block_rows,), tl.float32)
     for begin in range(0, spans, block_spans):
         at, real = _lines(begin + index, spans, row, rows)
-        drop_p = tl.ceil(tl.load(floats + of_q * plane + at, mask=real, other=2.0 * MASKED) * LOG2_E) - c_p[None, :]
-        drop_q = tl.ceil(tl.load(floats + at, mask=real, other=2.0 * MASKED) * LOG2_E) - c_q[None, :]
-        own_p = tl.load(floats + (of_q + 1) * plane + at, mask=real, other=0.0)
-        own_q = tl.load(floats + plane + at, mask=real, other=0.0)
-        own_cross = tl.load(floats + (of_q + 2) * plane + at, mask=real, other=0.0)
+        drop_p = (
+            tl.ceil(tl.load(floats + LARGEST_P * plane + at, mask=real, other=2.0 * MASKED) * LOG2_E) - c_p[None, :]
+        )
+        drop_q = tl.ceil(tl.load(floats + LARGEST * plane + at, mask=real, other=2.0 * MASKED) * LOG2_E) - c_q[None, :]
+        own_p = tl.load(floats + TOTAL_P * plane + at, mask=real, other=0.0)
+        own_q = tl.load(floats + TOTAL * plane + at, mask=real, other=0.0)
+        own_cross = tl.load(floats + CROSS * plane + at, mask=real, other=0.0)
         share = tl.exp2(drop_p)
         moved = share * (own_cross + (drop_p - drop_q) * own_p)
         cross += tl.sum(tl.where(share > 0.0, moved, 0.0), 0)
@@ -695,8 +718,8 @@ def join_divergences(
     cross = tl.exp2(-top_p) * (cross - (top_p - top_q) * total_p) * LN_2
     largest_p, total_p = _whole(highest_p, total_p)
     largest_q, total_q = _whole(highest_q, total_q)
-    tl.store(out + row, largest_p, mask=real_row)
-    tl.store(out + rows + row, largest_q, mask=real_row)
-    tl.store(out + 2 * rows + row, total_p, mask=real_row)
-    tl.store(out + 3 * rows + row, total_q, mask=real_row)
-    tl.store(out + 4 * rows + row, cross, mask=real_row)
+    tl.store(largest_p_out + row, largest_p, mask=real_row)
+    tl.store(largest_q_out + row, largest_q, mask=real_row)
+    tl.store(total_p_out + row, total_p, mask=real_row)
+    tl.store(total_q_out + row, total_q, mask=real_row)
+    tl.store(cross_out + row, cross, mask=real_row)

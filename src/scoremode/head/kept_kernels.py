@@ -39,7 +39,7 @@ def _normalizer(largest, total):
     return largest.to(tl.float64) * 1.44269502162933349609375 + tl.log2(total.to(tl.float64))
 
 
-@triton.jit(do_not_specialize=["rows", "columns", "stride_p", "stride_q"])
+@triton.jit(do_not_specialize=["columns", "stride_p", "stride_q"])
 def diverge_rows(
     kept_p,
     kept_q,
@@ -47,8 +47,9 @@ def diverge_rows(
     total_p,
     largest_q,
     total_q,
-    out,
-    rows,
+    kl_out,
+    kl_reverse_out,
+    apart_out,
     columns,
     stride_p,
     stride_q,
@@ -81,9 +82,9 @@ def diverge_rows(
         kl += more
         kl_reverse += more_reverse
         apart += more_apart
-    tl.store(out + row, tl.sum(kl.to(tl.float64), 0))
-    tl.store(out + rows + row, tl.sum(kl_reverse.to(tl.float64), 0))
-    tl.store(out + 2 * rows + row, tl.sum(apart.to(tl.float64), 0))
+    tl.store(kl_out + row, tl.sum(kl.to(tl.float64), 0))
+    tl.store(kl_reverse_out + row, tl.sum(kl_reverse.to(tl.float64), 0))
+    tl.store(apart_out + row, tl.sum(apart.to(tl.float64), 0))
 
 
 @triton.jit
@@ -97,7 +98,7 @@ def _keys(x, ids):
 @triton.jit(do_not_specialize=SIZES)
 def find_first_choices(
     kept,
-    floats,
+    largest,
     out,
     rows,
     columns,
@@ -119,8 +120,8 @@ def find_first_choices(
     absent = -9223372036854775807 - 1
     row = tl.program_id(0)
     index = tl.arange(0, block_spans)
-    largest = tl.load(floats + index.to(tl.int64) * rows + row, mask=index < spans, other=2.0 * MASKED)
-    order = tl.where(index < spans, _keys(largest, index), absent)
+    x = tl.load(largest + index.to(tl.int64) * rows + row, mask=index < spans, other=2.0 * MASKED)
+    order = tl.where(index < spans, _keys(x, index), absent)
     slot = tl.arange(0, slots)
     begin = tl.zeros((slots,), tl.int32)
     end = tl.zeros((slots,), tl.int32)

@@ -22,12 +22,10 @@ from scoremode.head.divergence import (
     Divergence,
     DivergencePartials,
     Gather,
-    Keep,
+    Kept,
     define_divergence,
     finish_divergence,
     gather_own,
-    keep_in,
-    keep_nothing,
 )
 from scoremode.head.matrix import SHALLOW, Head
 from scoremode.head.precision import full_float32
@@ -52,7 +50,7 @@ class Diverge(Protocol):
         targets: Tensor,
         share: Share = keep_own,
         gather: Gather | None = None,
-        keep: Keep = keep_nothing,
+        kept: Kept | None = None,
     ) -> tuple[DivergencePartials, Tensor]:
         """Returns the partials of the same slice of two heads, and the targets' logits of q.
 
@@ -86,14 +84,14 @@ class Kernel:
         head_q: Head,
         targets: Tensor,
         whole: bool = True,
-        keep: Keep = keep_nothing,
+        kept: Kept | None = None,
     ) -> Divergence:
         """Computes the divergence, and q's columns with the bits of ``score``, for two heads that are not sliced.
 
-        Of the divergence, only KL(p‖q) unless it is to be ``whole``. ``keep`` changes no bit of it.
+        Of the divergence, only KL(p‖q) unless it is to be ``whole``. ``kept`` changes no bit of it.
         """
         gather = gather_own if whole else None
-        return finish_divergence(*self.diverge(hidden_p, head_p, hidden_q, head_q, targets, gather=gather, keep=keep))
+        return finish_divergence(*self.diverge(hidden_p, head_p, hidden_q, head_q, targets, gather=gather, kept=kept))
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,10 +231,10 @@ def can_keep(kernel: Kernel, head: Head) -> bool:
 @torch.inference_mode()
 def _keeps_bits(name: str, kind: HeadKind) -> bool:
     (hidden_p, head_p, targets), (hidden_q, head_q, _) = (probe(kind, seed, fine=True) for seed in (1, 2))
-    keep = keep_in({})
+    kept: Kept = {}
     try:
         diverge = partial(_kernel(name).divergence, hidden_p, head_p, hidden_q, head_q, targets, whole=False)
-        computed, *read = diverge(), diverge(keep=keep), diverge(keep=keep)
+        computed, *read = diverge(), diverge(kept=kept), diverge(kept=kept)
         return all(torch.equal(computed.kl, divergence.kl) for divergence in read)
     except Exception:  # as in ``_problem``: then nothing is kept
         return False

@@ -17,7 +17,7 @@ LANES = 2048
 WIDE_LANES = 8192  # there are few rows, so each needs many loads under way
 
 
-@triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
+@triton.jit  # type: ignore[untyped-decorator]
 def _reduce_row(  # type: ignore[no-untyped-def]  # a kernel takes pointers one by one
     logits,
     row_stride,
@@ -25,10 +25,11 @@ def _reduce_row(  # type: ignore[no-untyped-def]  # a kernel takes pointers one 
     targets,
     at_target,
     first_id,
-    floats,
-    ids_out,
-    counts,
-    rows,
+    largest_out,
+    total_out,
+    weighted_out,
+    where_out,
+    before_out,
     k: tl.constexpr,
     k_padded: tl.constexpr,
     lanes: tl.constexpr,
@@ -76,11 +77,11 @@ def _reduce_row(  # type: ignore[no-untyped-def]  # a kernel takes pointers one 
     sum_total = tl.sum(share * total, 0)
     sum_weighted = tl.sum(tl.where(total > 0, share * (weighted + drop * total), 0.0), 0)
     first_choice = tl.min(tl.where(largest == top, where, 2147483647), 0) + first_id
-    tl.store(floats + row, tl.where(top <= far, float("-inf"), top) + poison)
-    tl.store(floats + rows + row, sum_total + poison)
-    tl.store(floats + 2 * rows + row, sum_weighted)
-    tl.store(ids_out + row, first_choice.to(tl.int64))
-    tl.store(counts + row * k + slot, before.to(tl.int64), mask=asked)
+    tl.store(largest_out + row, tl.where(top <= far, float("-inf"), top) + poison)
+    tl.store(total_out + row, sum_total + poison)
+    tl.store(weighted_out + row, sum_weighted)
+    tl.store(where_out + row, first_choice.to(tl.int64))
+    tl.store(before_out + row * k + slot, before.to(tl.int64), mask=asked)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -153,11 +154,12 @@ def write_logprobs(own: Tensor, drawn: Tensor | None, chosen: Tensor, lines: Ten
         launch(*logits, chosen, chosen.stride(0), lines, at.start, **options)
 
 
-def reduce_rows(x: Tensor, targets: Tensor, at_target: Tensor, first_id: int, planes: tuple[Tensor, ...]) -> None:
-    """Reduces logits (n, width) of the ids from ``first_id`` on. Fills the planes of ``columns.Partials``."""
+def reduce_rows(x: Tensor, targets: Tensor, at_target: Tensor, first_id: int, made: Any) -> None:
+    """Reduces logits (n, width) of the ids from ``first_id`` on, and fills ``made``, a ``columns.Partials``."""
     n, k = targets.shape
     assert x.stride(1) == 1, "the logits of a row must be contiguous"
     inputs = (x, x.stride(0), x.shape[1], targets.contiguous(), at_target.contiguous(), first_id)
+    outputs = (made.largest, made.total, made.weighted, made.where, made.before)
     lanes = LANES if k <= 4 else 256
     launch: Any = _reduce_row[(n,)]
-    launch(*inputs, *planes, n, k=k, k_padded=triton.next_power_of_2(k), lanes=lanes, num_warps=8)
+    launch(*inputs, *outputs, k=k, k_padded=triton.next_power_of_2(k), lanes=lanes, num_warps=8)

@@ -66,8 +66,9 @@ def test_targets_are_those_of_the_windows(plan: Plan) -> None:
 )
 def test_a_window_that_cannot_be_scored_is_our_own_bug(window: tuple[int, ...], reason: str) -> None:
     def with_window(start: int, stop: int, first: int, last: int, lead: int) -> Plan:
-        columns = {"start": start, "stop": stop, "first": first, "last": last, "lead": lead}
-        return replace(plan_for("gptq", 9, context=9), **{name: np.array([value]) for name, value in columns.items()})
+        numbers = {"start": start, "stop": stop, "first": first, "last": last, "lead": lead}
+        columns: dict[str, Any] = {name: np.array([number]) for name, number in numbers.items()}
+        return replace(plan_for("gptq", 9, context=9), **columns)
 
     with pytest.raises(AssertionError, match=reason):
         with_window(*window)

@@ -29,6 +29,8 @@ def test_every_bit_of_a_request_comes_back() -> None:
     asked = example()
     found = Asked.from_bytes(asked.to_bytes())
     assert (found.vocabulary, found.shared) == (40, (True, False, True))
+    plain = Asked.from_bytes(Asked(asked.windows).to_bytes())
+    assert (plain.vocabulary, plain.shared) == (0, ()), "all ids count, and no window starts like another"
     for a, b in zip(asked.windows, found.windows, strict=True):
         for name in ("ids", "rows", "targets"):
             np.testing.assert_array_equal(getattr(a, name), getattr(b, name))

@@ -8,9 +8,11 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,7 +22,7 @@ import scoremode as sm
 from scoremode.core.disk.folders import ABOUT, LOCK, SET_IT, entry_folder
 from scoremode.core.disk.manifests import sealed
 from scoremode.core.scores.parquet import ColumnFile
-from scoremode.core.store.resumable import lock_folder, require_possible
+from scoremode.core.store.resumable import Resumable, lock_folder, require_possible
 from scoremode.core.store.runs import MANIFEST, SCORES, Claim, is_run
 from scoremode.errors import RunError
 from tests.partial_engine import PartialEngine
@@ -244,3 +246,44 @@ def test_infinite_numbers_are_null_on_disk_and_infinite_again_in_memory(tmp_path
     assert sm.load(tmp_path / "run").perplexity.value == run.perplexity.value == math.inf
     assert run.summary()["perplexity"] is None
     assert "1 target has probability zero" in run.manifest["notes"]
+
+
+# ── results of other kinds ───────────────────────────────────────────────────────────────────────────────────────────
+class SumForm(msgspec.Struct):
+    format: Literal[1]
+    identity: dict[str, str]
+    total: int
+
+
+class Sum(Resumable[int]):
+    """A result that keeps its journal, because terms may be added later."""
+
+    what, other = "a sum", "another sum (it differs in: {})"
+    manifest, journal, form, format = "sum.json", "partial.sum", SumForm, 1
+    header: ClassVar[dict[str, str]] = {"for": "sum"}
+    keeps_journal = True
+
+    def _open(self, manifest: Mapping[str, Any]) -> int:
+        return int(manifest["total"])
+
+
+def test_a_result_that_keeps_its_journal_is_locked_while_it_is_read_and_may_grow(tmp_path: Path) -> None:
+    folder = tmp_path / "sum"
+    for term in range(3):
+        with Sum(folder, {"of": "terms"}) as result:
+            assert result.finished == (None if term == 0 else term - 1)
+            with pytest.raises(RunError, match="another process"):
+                lock_folder(folder, waits=False)
+            result.begin()
+            journal = result.open_journal()
+            assert len(list(journal.replay())) == term
+            journal.append(term, b"a term")
+            result.finish({"format": 1, "identity": result.identity, "total": term})
+        assert {path.name for path in folder.iterdir()} == {"sum.json", "partial.sum"}
+    with pytest.raises(RunError, match=r"contains another sum \(it differs in: of\)"), Sum(folder, {"of": "others"}):
+        pass
+    with Sum(folder, {"of": "others"}, fresh=True) as result:
+        assert result.finished is None
+        result.begin()
+        assert {path.name for path in folder.iterdir()} == {LOCK, "partial.sum"}
+        assert list(result.open_journal().replay()) == []

@@ -64,6 +64,17 @@ def test_lines_as_the_original_file_as_pages_and_as_texts() -> None:
     assert texts("lines", "texts", *LINES) == list(LINES)
 
 
+@pytest.mark.parametrize(("arrangement", "begins"), [("join-lines", 34), ("raw-file", 30)])
+def test_another_article_begins_at_its_heading_and_lines_before_the_first_are_no_text(
+    arrangement: Arrangement, begins: int
+) -> None:
+    (document,) = arranged(corpus_of("lines", *LINES), arrangement)
+    assert document.joined_at == (begins,)
+    assert document.text[begins:].startswith(" = Other = ")
+    (plain,) = arranged(corpus_of("lines", "no heading\n", *LINES), arrangement)
+    assert len(plain.joined_at) == 2
+
+
 @pytest.mark.parametrize("arrangement", ["join-lines", "pages", "texts"])
 def test_documents_stay_alone(arrangement: Arrangement) -> None:
     assert texts("documents", arrangement, "one\n", "two") == ["one\n", "two"]

@@ -23,8 +23,8 @@ from scoremode.errors import CorpusError
 from tests.conftest import DATA
 from tests.core.text.tokenizers_at_hand import JOINTS, KINDS, SPECIAL, WORDS, wrapped
 
-TINY: dict[str, Any] = {"PART": 80, "REACH": 130, "AROUND": 60}
-SMALL: dict[str, Any] = {"PART": 400, "REACH": 300, "AROUND": 100}
+TINY: dict[str, Any] = {"PART": 80, "TOGETHER": 160, "REACH": 130, "AROUND": 60}
+SMALL: dict[str, Any] = {"PART": 400, "TOGETHER": 1200, "REACH": 300, "AROUND": 100}
 TEXT = st.lists(st.sampled_from(WORDS + JOINTS + JOINTS + SPECIAL) | st.text(max_size=3), max_size=80).map("".join)
 NAMES = ["bytes", "stories", *KINDS]
 

@@ -198,6 +198,7 @@ def test_thinking_that_the_prompt_opened_and_that_is_cut() -> None:
     text = "Q<think>\nhm</think>a<think>cut"
     assert slicing.turn(text, 9, len(text)) == [(9, 19, "thinking"), (19, 20, "answer"), (20, 30, "thinking")]
     assert slicing.finish() == ("turns of the assistant that end inside of thinking or of a call of a tool: 1",)
+    assert Slicing().turn("<think>hm", 7, 9) == [(7, 9, "thinking")]
     assert Slicing().turn("<|assistant|>yes<|end|>", 13, 23) == [(13, 23, "answer")]  # it ends other turns, too
 
 

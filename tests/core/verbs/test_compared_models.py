@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.core.engine import registry
-from scoremode.core.engine.registry import choose_engine, engine_for, known_engines, share_options
-from scoremode.core.verbs.compared_models import CompareRequest, assign_engines
+from scoremode.core.engine.registry import engine_for
 from scoremode.errors import CandidatesError, InputError, OptionError, RunError
 from tests.gguf_files import gguf_of, require_llamacpp
 from tests.makers import make_tiny_model
@@ -37,23 +35,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("other"), adds_bos=False, num_hidden_layers=1)
 
 
-def wanted(engine: str | None = None, **options: Any) -> CompareRequest:
-    return CompareRequest(engine, options, engine, options, None)
-
-
-# ── which engine, which options ──────────────────────────────────────────────────────────────────────────────────────
-def test_each_model_gets_its_engine_and_the_options_that_it_has(tiny: Path, made: Path, other: Path) -> None:
-    its, how = assign_engines(str(tiny), [str(made), str(other)], wanted("transformers", threads=1, dtype="float32"))
-    assert its is not None
-    assert (its.plugin.name, its.arguments) == ("transformers", {"dtype": "float32"})
-    assert (how[str(made)].plugin.name, how[str(made)].arguments) == ("llamacpp", {"threads": 1})
-    assert how[str(other)].arguments == {"dtype": "float32"}
-
-
 def test_an_option_that_no_engine_of_the_comparison_has_is_left_to_be_refused(tiny: Path, made: Path) -> None:
-    its, how = assign_engines(str(tiny), [str(made)], wanted(quantization="awq"))
-    assert its is not None
-    assert its.arguments == how[str(made)].arguments == {"quantization": "awq"}
     with pytest.raises(OptionError, match="--quantization does not apply"):
         sm.compare(str(tiny), str(made), quantization="awq", **ASKED)
     with pytest.raises(OptionError, match="nonsense"):
@@ -68,24 +50,8 @@ def test_an_engine_by_name_is_for_the_models_that_it_can_score(tiny: Path, made:
     for engine in ("nope", "llamacpp"):
         with pytest.raises(OptionError):
             engine_for(engine, str(tiny))
-    everyone = list(known_engines().values())
-    assert share_options(everyone[0], everyone, {"made_up": 1}) == {"made_up": 1}
     with pytest.raises(OptionError, match=r"the transformers engine cannot score .*use --engine llamacpp"):
         sm.ppl(str(made), engine="transformers", **ASKED)
-
-
-def test_the_engine_of_a_model_is_chosen_once(
-    tiny: Path, made: Path, other: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-
-    def counted(wanted: str | None, model: str) -> Any:
-        asked.append(model)
-        return choose_engine(wanted, model)
-
-    monkeypatch.setattr(registry, "choose_engine", counted)
-    sm.compare(str(tiny), str(made), str(other), **ASKED)
-    assert sorted(asked) == sorted(map(str, (tiny, made, other)))
 
 
 # ── end to end ───────────────────────────────────────────────────────────────────────────────────────────────────────

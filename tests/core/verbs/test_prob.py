@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -69,14 +66,12 @@ def test_paris_is_not_space_paris(smol: SequenceProbability) -> None:
     assert spaced.tokens[0].id != bare.tokens[0].id
     assert spaced.log_prob > bare.log_prob + 5
     assert spaced.prob > 0.5
-
-
-def test_the_leading_space_variant_is_a_named_choice() -> None:
-    with_space = SequenceProbability("smollm2-135m", leading_space="add")
-    (added,) = with_space.get_log_prob("The capital of France is", "Paris")
-    assert added.target == " Paris"
-    assert added.leading_space == "add"
-    assert added.log_prob == pytest.approx(-0.258, abs=0.01)
+    assert spaced.log_prob == pytest.approx(-0.258, abs=0.01)
+    (added,) = SequenceProbability("smollm2-135m", leading_space="add").get_log_prob(
+        "The capital of France is", "Paris"
+    )
+    assert (added.target, added.leading_space) == (" Paris", "add")
+    assert added.log_prob == pytest.approx(spaced.log_prob, abs=1e-4)
 
 
 def test_a_token_that_spans_the_boundary_is_scored_on_condition_of_the_prompts_part(smol: SequenceProbability) -> None:
@@ -282,16 +277,3 @@ def test_a_length_that_the_user_chose_is_named(tiny: Path) -> None:
     lm = SequenceProbability(str(tiny), engine="vllm", max_model_len=20)
     with pytest.raises(ModelError, match="more than --max-model-len 20; shorten the prompt, or give a larger"):
         lm.get_log_prob("The quick brown fox " * 10, "jumps")
-
-
-def test_vllm_is_not_imported_for_what_is_refused(tiny: Path) -> None:
-    pytest.importorskip("vllm")
-    code = (
-        "import sys\nfrom scoremode.cli.main import main\n"
-        "flags = ['--prompt', 'The ', '--target', 'dog', '--spanning', 'refuse']\n"
-        f"code = main(['prob', {str(tiny)!r}, '--engine', 'vllm', *flags])\n"
-        "print(code, 'vllm' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
-    assert done.stdout == "2 False\n"
-    assert "spans the end of the prompt" in done.stderr

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from fsspec.registry import _registry
 
 from scoremode.core.disk.uri import RemotePath, parse
 from scoremode.errors import InputError, RunError, StorageError
@@ -75,6 +76,7 @@ def test_a_lock_with_any_content_counts(place: RemotePath, tmp_path: Path, conte
 def test_without_its_package_a_scheme_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for scheme, package in (("s3", "s3fs"), ("gs", "gcsfs")):
         monkeypatch.setitem(sys.modules, package, None)
+        monkeypatch.delitem(_registry, scheme, raising=False)  # what fsspec has imported already
         with pytest.raises(StorageError, match=rf"'{package}' is not installed; .*pip install .*\[{scheme}\]"):
             lock_of(parse(f"{scheme}://runs-without/one"), tmp_path / "first")
     with pytest.raises(InputError, match="does not know the scheme viewfs://"):

@@ -11,7 +11,7 @@ import pytest
 
 import scoremode as sm
 from scoremode.errors import InputError
-from scoremode.studies.attribution.page import depth, render_attribution
+from scoremode.studies.attribution.page import render_attribution
 from scoremode.studies.attribution.result import Attribution, CandidateDamage, Cells, Damage, Recipe, UnitDamage
 from scoremode.studies.attribution.tables import attribution_blocks
 from tests.reports.test_table import drawn
@@ -96,8 +96,3 @@ def test_nothing_changed_is_a_page_too(by: str) -> None:
     found = replace(found, candidates=(none,), recipe=None, noise=None)
     assert "equal weights" in render_attribution(found)
     assert "units with less KL, or the baseline's own weights: layer 0" in shown(found)
-
-
-def test_colours_are_logarithmic() -> None:
-    found = [depth(*pair) for pair in ((0.1, 1.0), (1e-9, 1.0), (float("inf"), 1.0), (0.0, 0.0))]
-    assert found == [pytest.approx(0.06 + 0.94 / 2, abs=1e-3), 0.06, 1.0, 0.0]

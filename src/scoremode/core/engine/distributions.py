@@ -27,7 +27,7 @@ from scoremode.errors import EngineError
 from scoremode.head.budget import rows_within
 from scoremode.head.chunked import LogitsOf, diverge_logits, reduce_logits
 from scoremode.head.columns import Columns
-from scoremode.head.divergence import Divergence, Keep, divergence_of, keep_nothing
+from scoremode.head.divergence import Divergence, Kept, divergence_of
 from scoremode.head.matrix import Head
 from scoremode.head.precision import full_float32
 from scoremode.head.sixteen_bits import encode_records, kl_from_records
@@ -108,8 +108,8 @@ class DeviceStates(Protocol):
     def rows(self, windows: list[IndexedWindow]) -> Tensor:
         """The baseline's hidden states for the rows of these windows, concatenated."""
 
-    def keep(self, windows: list[IndexedWindow]) -> Keep:
-        """What keeps the baseline's logits for these rows, if more candidates are going to be compared with them."""
+    def kept(self, windows: list[IndexedWindow]) -> Kept | None:
+        """Keeps the baseline's logits for these rows, if more candidates are going to be compared with them."""
 
 
 class StatesOnDevice:
@@ -125,8 +125,8 @@ class StatesOnDevice:
         raw = [self.baseline.states(index, window) for index, window in windows]
         return torch.cat([from_raw(own, self.baseline.dtype).to(self.device) for own in raw])
 
-    def keep(self, windows: list[IndexedWindow]) -> Keep:
-        return keep_nothing
+    def kept(self, windows: list[IndexedWindow]) -> Kept | None:
+        return None
 
     def window(self, index: int, window: Window) -> RowsOf:
         return self.rows([(index, window)]).__getitem__

@@ -122,8 +122,8 @@ class StatesEngine(Engine):
         states, targets, head_p = against.rows(windows), _targets(windows, rows), against.head.within(width)
         if self.head is not None and self.choice is not None:
             head_q = self.head.within(width)
-            whole, keep = self._whole_divergence, against.keep(windows)
-            found = self.choice.kernel.divergence(states, head_p, rows, head_q, targets, whole, keep)
+            whole, kept = self._whole_divergence, against.kept(windows)
+            found = self.choice.kernel.divergence(states, head_p, rows, head_q, targets, whole, kept)
         else:
             found = diverge_from_logits(states, head_p, rows, self._served_logits, targets)
         return split_divergence(found, _ends(windows))

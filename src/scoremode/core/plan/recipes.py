@@ -57,9 +57,10 @@ class WindowSpans:
         return len(self.start)
 
     def taken(self, which: slice | Bools) -> WindowSpans:
-        columns = (self.start, self.stop, self.first, self.last, self.lead)
         weight = None if self.weight is None else self.weight[which]
-        return WindowSpans(*(column[which] for column in columns), weight)
+        return WindowSpans(
+            self.start[which], self.stop[which], self.first[which], self.last[which], self.lead[which], weight
+        )
 
     @staticmethod
     def of(spans: Iterable[Span]) -> WindowSpans:

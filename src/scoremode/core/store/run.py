@@ -149,7 +149,7 @@ class Identity(msgspec.Struct):
     corpus: Text
     plan: Text
     engine: Text
-    settings: dict[str, Any]
+    settings: dict[str, object]
     versions: dict[str, Text] = {}
     numerics: Count = 0
 
@@ -234,7 +234,7 @@ class RunManifest(msgspec.Struct, kw_only=True):
     model_format: Text | None = None  # such as "GGUF Q4_K_M"; ``format`` is that of the manifest
     sizes: PartSizes | None = None
     by_slice: dict[str, dict[str, StoredEstimate]] = {}
-    engine_settings: dict[str, Any] = {}
+    engine_settings: dict[str, object] = {}
     versions: dict[str, Text] = {}
     hardware: dict[str, str] = {}
     against: ComparedWith | None = None

@@ -133,7 +133,7 @@ def first_tokens(tokens: Tokens, limit: int) -> tuple[Tokens, int]:
         counts = np.bincount(document, of_token[inside], minlength=len(of_document)).astype(np.int64)
         return frozen(np.where(cut_lengths < lengths, counts, of_document))
 
-    columns = {name: frozen(column[inside]) for name in COLUMNS if (column := getattr(tokens, name)) is not None}
+    columns: dict[str, Any] = {n: frozen(column[inside]) for n in COLUMNS if (column := getattr(tokens, n)) is not None}
     cut = replace(
         tokens,
         **columns,

@@ -280,21 +280,12 @@ def _flat(identity: Mapping[str, Any]) -> Mapping[str, object]:
 
 
 # ── models ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-class ModelBaseline:
+class ModelBaseline(ComparisonBaseline):
     """A model. It is finished first; if it has logits alone, it runs beside one candidate after the other."""
 
     def __init__(self, model: LazyModel) -> None:
         self.model = model
         self.run: Run | None = None  # once it is finished
-
-    def accept(
-        self,
-        question: Question,
-        of_baseline: Mapping[str, Any],
-        models: Mapping[str, LazyModel],
-        finished: Sequence[str],
-    ) -> Mapping[str, LazyModel]:
-        return models
 
     @contextmanager
     def open_for(self, candidate: LazyModel, question: Question, place: Place) -> Iterator[OpenBaseline]:

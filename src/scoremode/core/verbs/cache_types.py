@@ -56,7 +56,7 @@ class CacheTypes:
             types[name] = list(value)
         return cls(types) if types else None
 
-    def of_baseline(self, model: LazyModel) -> LazyModel:
+    def first(self, model: LazyModel) -> LazyModel:
         return model.changed(**{name: each[0] for name, each in self.types.items() if name in model.arguments})
 
     def of_candidate(self, model: LazyModel, *, is_baseline: bool) -> list[LazyModel]:

@@ -242,7 +242,7 @@ def _settings(
         each = variants.of_candidate(models[name], is_baseline=is_alone) if name in models else []
         found += [(one.called, one) for one in each] if name in models else [(name, None)]
     require_candidates([name for name, _ in found], place)
-    return first and variants.of_baseline(first), found
+    return first and variants.first(first), found
 
 
 def _compare_each(

@@ -88,13 +88,15 @@ class LazyModel:
         arguments: Mapping[str, Any] | None = None,
         tokenizer: str | None = None,
         *,
+        chosen: ChosenEngine | None = None,
         many_questions: bool = False,
     ) -> None:
-        """``arguments`` are the options of the engine, and those about replicas."""
+        """``arguments`` are options of the engine and of replicas; ``chosen`` has those that are read already."""
         self.name, self.plugin, self.tokenizer = name, plugin, tokenizer
         self.spread, self.arguments = read_spread(arguments or {})  # None: one engine in this process
         if self.spread is not None:
             replicas_class().require()
+        self._read = chosen
         self.many_questions = many_questions  # else the engine is opened for exactly one
         self.variant: str | None = None  # its name among candidates that are one model with different settings
         self.is_removed = False  # are files that were fetched for it removed after it was scored?
@@ -136,7 +138,8 @@ class LazyModel:
                         fix=f"give {option} where the engine is made",
                     )
             subject = registry.choose(name, None, arguments, tokenizer).subject
-            return cls.of(ChosenEngine(GivenEngine(engine, subject), Options(), subject), many_questions=many_questions)
+            given = ChosenEngine(GivenEngine(engine, subject), Options(), subject)
+            return cls(name, given.plugin, None, tokenizer, chosen=given, many_questions=many_questions)
         model = cls(name, registry.choose_engine(engine, name), arguments, tokenizer, many_questions=many_questions)
         _ = model.chosen  # refuses options and names that cannot work
         return model
@@ -153,11 +156,9 @@ class LazyModel:
         return cls.of(plugin.abilities["wraps"](plugin, model, tokenizer, options, name=name))
 
     @classmethod
-    def of(cls, chosen: ChosenEngine, *, many_questions: bool = False) -> Self:
+    def of(cls, chosen: ChosenEngine) -> Self:
         """A model whose engine and options were chosen elsewhere."""
-        model = cls(chosen.subject.name, chosen.plugin, many_questions=many_questions)
-        model.__dict__["_choice"] = chosen
-        return model
+        return cls(chosen.subject.name, chosen.plugin, chosen=chosen)
 
     def changed(self, *, tokenizer: str | None = None, variant: str | None = None, **arguments: Any) -> Self:
         """The same model with another tokenizer or other options of its engine, as a variant of this name."""
@@ -182,7 +183,7 @@ class LazyModel:
     # ── what is known before the engine is open ──────────────────────────────────────────────────────────────────────
     @cached_property
     def _choice(self) -> ChosenEngine:
-        return registry.choose(self.name, self.plugin, self.arguments, self.tokenizer)
+        return self._read or registry.choose(self.name, self.plugin, self.arguments, self.tokenizer)
 
     @cached_property
     def replicas(self) -> Replicas | None:
@@ -236,6 +237,14 @@ class LazyModel:
     def opened(self, work: Work, progress: Progress | None = None) -> Engine:
         """The open engine, ready for windows of ``work.longest`` tokens that are fed by ``work.path``."""
         registry.require_read(self.chosen.options, DECODE if work.path else PREFILL, has_flag=False)
+        work = self._kept_or_closed(work)
+        if self._engine is None:
+            self._engine = self._start(work, progress)
+        self._engine.show = getattr(progress, "detail", None)
+        return self._engine
+
+    def _kept_or_closed(self, work: Work) -> Work:
+        """Closes an engine that was opened for another path or shorter windows; returns the work to open one for."""
         if self._engine is not None and work.path != self._path:
             if work.path is not None and self.feeds_also(self._opened_path, work.path):
                 self._engine.feed_by(work.path)
@@ -245,29 +254,29 @@ class LazyModel:
                 print_line(f"scoremode: {self.engine_name} starts again, for the {path} path")
                 self.close()
         longest, open_for = work.longest, self._engine.longest if self._engine is not None else None
-        if longest is not None and open_for is not None and longest > open_for and self.chosen.options.limit is None:
-            context = self.subject.context_length
-            doubled = 2 * open_for if context is None else min(2 * open_for, context)
-            work = replace(work, longest=max(longest, doubled))
-            print_line(f"scoremode: {self.engine_name} starts again, for windows of up to {work.longest} tokens")
-            self.close()
-        if self._engine is None:
-            self._path = self._opened_path = work.path
-            if self.many_questions and work.path is None:  # more may come, and of other kinds
-                work = replace(work, longest=max(work.longest or 0, self.usual_length), shares_prompts=True)
-            size = cache_bytes(self, work)
-            if size is not None and size >= TOLD_FROM and work.path is not None:
-                each = f"{work.path.sequences:,} sequences of {work.longest:,} tokens"
-                print_line(f"scoremode: the K/V cache takes about {size_words(size)} ({each})")
-            name, is_remote = self.subject.name, self.plugin.address is not None
-            said = f"connecting to the server of {name}" if is_remote else f"loading {name} with {self.engine_name}"
-            announce(progress, said)
-            if self.replicas is None:
-                self._engine = registry.open_engine(self.chosen, work)
-            else:
-                self._engine = self.replicas.engine(work, progress)
-        self._engine.show = getattr(progress, "detail", None)
-        return self._engine
+        if longest is None or open_for is None or longest <= open_for or self.chosen.options.limit is not None:
+            return work
+        context = self.subject.context_length
+        doubled = 2 * open_for if context is None else min(2 * open_for, context)
+        work = replace(work, longest=max(longest, doubled))
+        print_line(f"scoremode: {self.engine_name} starts again, for windows of up to {work.longest} tokens")
+        self.close()
+        return work
+
+    def _start(self, work: Work, progress: Progress | None) -> Engine:
+        self._path = self._opened_path = work.path
+        if self.many_questions and work.path is None:  # more may come, and of other kinds
+            work = replace(work, longest=max(work.longest or 0, self.usual_length), shares_prompts=True)
+        size = cache_bytes(self, work)
+        if size is not None and size >= TOLD_FROM and work.path is not None:
+            each = f"{work.path.sequences:,} sequences of {work.longest:,} tokens"
+            print_line(f"scoremode: the K/V cache takes about {size_words(size)} ({each})")
+        name, is_remote = self.subject.name, self.plugin.address is not None
+        action = f"connecting to the server of {name}" if is_remote else f"loading {name} with {self.engine_name}"
+        announce(progress, action)
+        if self.replicas is not None:
+            return self.replicas.engine(work, progress)
+        return registry.open_engine(self.chosen, work)
 
     def opened_for(self, planned: PlannedQuestion, progress: Progress | None = None) -> Engine:
         """The open engine, ready for all windows of a question."""

@@ -38,16 +38,15 @@ from scoremode.errors import InputError, RunError, print_line
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A file that may be written. ``str()`` gives the user's name for the file, and the target of a link."""
+    """A file that may be written. ``str()`` gives the user's name for the file."""
 
     name: str  # as the user gave it
     flag: str  # the option that gave the name
     path: Path  # the file that is written; for a link, its target
-    is_link: bool = False
     place: RemotePath | None = None  # set for a URI, which has no path
 
     def __str__(self) -> str:
-        return f"{self.name} (a link to {self.path})" if self.is_link else self.name
+        return self.name
 
     @property
     def where(self) -> Path | str:
@@ -94,11 +93,9 @@ class Output:
             raise RunError(f"{self.name} cannot be written ({error.strerror})", fix=fix) from None
 
     def announce(self, line: str, *, quiet: bool = False) -> None:
-        """Prints that the file was written. If standard output has JSON (``quiet``), only of a link, beside it."""
+        """Prints that the file was written, unless standard output has JSON (``quiet``)."""
         if not quiet:
             print(line)
-        elif self.is_link:
-            print_line(line.strip())
 
 
 # ── what may be replaced ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -226,8 +223,7 @@ def _checked(text: str, flag: str, made_later: str | Path | RemotePath | None, *
     except OSError as error:
         raise InputError(f"{text} cannot be used ({error.strerror})", fix=another) from None
     is_plain = stat.S_ISREG(found.st_mode) and not _is_printed_to(found) if found else not path.is_relative_to("/proc")
-    is_link = os.path.islink(text)
-    path = path if is_link else Path(text)  # messages use the user's name for the file
+    path = path if os.path.islink(text) else Path(text)  # messages use the user's name for the file
     later = None if made_later is None else Path(os.path.realpath(str(made_later)))
     if text.endswith(os.sep) or path.absolute() == later or (found and stat.S_ISDIR(found.st_mode)):
         raise InputError(f"{text} is a folder", fix=f"give a file name to {flag}")
@@ -239,7 +235,7 @@ def _checked(text: str, flag: str, made_later: str | Path | RemotePath | None, *
         raise InputError(f"{text} is inside a run or reference folder, where nothing else may be written", fix=another)
     if found and not os.access(path, os.W_OK):
         raise InputError(f"{text} may not be written", fix=another)
-    return Output(text, flag, path, is_link=is_link)
+    return Output(text, flag, path)
 
 
 def _check_elsewhere(text: str, flag: str, *, in_run: bool) -> Output:

@@ -18,6 +18,7 @@ from scoremode.core.disk.folders import entry_folder
 from scoremode.core.disk.uri import RemotePath, located
 from scoremode.core.engine.base import EngineFacts
 from scoremode.core.engine.baseline import noise_floor
+from scoremode.core.engine.options import CheckpointOptions
 from scoremode.core.engine.registry import can
 from scoremode.core.plan.path import DECODE
 from scoremode.core.plan.question import Question
@@ -96,19 +97,26 @@ def attribute(
     if engine and not served:
         raise OptionError(f"--engine {engine} serves none of the candidates: rtn is emulated", fix="leave --engine out")
     wanted = CompareRequest(engine, options, engine_with(SWAPS), None, tokenizer_name(tokenizer))
-    settings, _ = assign_engines(str(baseline), served, wanted)
-    if settings is None or not can(settings.plugin, SWAPS):  # a run, or a format that another engine opens
+    model, _ = assign_engines(str(baseline), served, wanted)
+    if model is None or not can(model.plugin, SWAPS):  # a run, or a format that another engine opens
         raise InputError(f"{baseline} has no weights to swap", fix="give a checkpoint as the baseline")
-    with closing(settings) as model:
+    with closing(model):
         if model.spread is not None:
             raise OptionError("attribute measures units in one process", fix="leave --replicas out")
         full_question = model.ask(question, progress)
         check_fits(full_question.plan, full_question.subject.vocabulary, full_question.subject.context_length)
-        prints = {name: candidate_fingerprint(name, model.chosen.options.token) for name in names}
+        prints = {name: candidate_fingerprint(name, _checkpoint_options(model).token) for name in names}
         identity, cells = model.identity(full_question), Cells.of(full_question.plan)
         with AttributionFolder(where or entry_folder("attributions", identity), identity, fresh=fresh) as folder:
             attribution = _swapped(
-                model, full_question, cells, folder, prints=prints, by=by, budget=budget, progress=progress
+                model,
+                full_question,
+                cells,
+                folder,
+                prints=prints,
+                by=by,
+                budget=budget,
+                progress=progress,
             )
             measured = list(attribution.candidates)
             for name in served:
@@ -116,7 +124,7 @@ def attribute(
                     str(baseline),
                     name,
                     engine=engine,
-                    baseline_engine=settings.plugin.name,
+                    baseline_engine=model.plugin.name,
                     tokenizer=tokenizer,
                     progress=progress,
                     **arguments,
@@ -128,6 +136,12 @@ def attribute(
     if write_recipe is not None and attribution.recipe is not None:
         write_tools(attribution.recipe, write_recipe)
     return attribution
+
+
+def _checkpoint_options(model: LazyModel) -> CheckpointOptions:
+    options = model.chosen.options
+    assert isinstance(options, CheckpointOptions), "its engine loads checkpoints"
+    return options
 
 
 def _with_served(candidate: CandidateDamage, compared: Comparison, cells: Cells, digest: str) -> CandidateDamage:
@@ -170,7 +184,7 @@ def _swapped(
     plan, subject = question.plan, question.subject
     with opened(model, SWAPS, int(plan.lengths.max()), progress) as swaps:
         swaps.engine.show = getattr(progress, "detail", None)
-        baseline_stored, candidates = open_candidates(swaps, subject, prints, model.chosen.options)
+        baseline_stored, candidates = open_candidates(swaps, subject, prints, _checkpoint_options(model))
         facts: EngineFacts = swaps.engine.facts
         check_fits(plan, facts.vocabulary, facts.context_length)
         units = units_of({name: weight.shape for name, weight in baseline_stored.items()}, by, swaps.layers_name)

@@ -256,12 +256,12 @@ def layer_profile(
     if tokens < 1:
         raise OptionError(f"tokens={tokens} leaves nothing to compare", fix="give a number of at least 1")
     wanted = CompareRequest(engine, options, engine_with(REPLAY), baseline_options, tokenizer_name(tokenizer))
-    settings, candidates = assign_engines(baseline, [candidate], wanted, divergence=False)
-    if settings is None or not can(settings.plugin, REPLAY):
+    first, candidates = assign_engines(baseline, [candidate], wanted, divergence=False)
+    if first is None or not can(first.plugin, REPLAY):
         raise InputError(f"{baseline} has no layers that can be compared", fix="give a checkpoint as the baseline")
     if not candidates:
         raise InputError(f"{candidate} is a run, and a profile of layers needs a model", fix="give the model")
-    with closing(settings) as first, closing(candidates[candidate]) as second:
+    with closing(first), closing(candidates[candidate]) as second:
         for model in (first, second):
             require(model.plugin, STATES, "give hidden states between layers")
             if model.spread is not None:

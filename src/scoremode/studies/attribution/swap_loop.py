@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from scoremode.core.disk.records import identity_in
+from scoremode.core.engine.options import CheckpointOptions
 from scoremode.core.models.facts import weight_files
 from scoremode.core.models.safetensors import read_header
 from scoremode.core.models.subject import Subject
@@ -37,7 +38,6 @@ from scoremode.studies.attribution.weights import CandidateWeights, OwnHeadError
 from scoremode.values import Floats, change
 
 if TYPE_CHECKING:
-    from scoremode.engines.transformers.choices import TransformersOptions
     from scoremode.studies.attribution.engines.transformers_swaps import SwappableModel
 
 ATTRIBUTION, PARTIAL_ATTRIBUTION = "attribution.json", "attribution.journal"  # files of the folder
@@ -75,7 +75,7 @@ def record_number(*parts: str) -> int:
 
 
 def open_candidates(
-    swaps: SwappableModel, subject: Subject, prints: Mapping[str, str], options: TransformersOptions
+    swaps: SwappableModel, subject: Subject, prints: Mapping[str, str], options: CheckpointOptions
 ) -> tuple[Stored, list[Candidate]]:
     """How the baseline's weights are stored, and its candidates, whose names are given with their fingerprints.
 
@@ -84,8 +84,7 @@ def open_candidates(
     """
     assert subject.checkpoint is not None
     files = [tensor for file in weight_files(subject.checkpoint.path)[0] for tensor in read_header(file).values()]
-    dtype = str(swaps.model.dtype).removeprefix("torch.")
-    options = replace(options, device="cpu", dtype=dtype, adapter=None, attn_implementation=None)
+    options = replace(options, dtype=str(swaps.model.dtype).removeprefix("torch."))
     model_type, mark = text_type(swaps.model.config.to_dict()), ""
 
     def opened() -> tuple[Stored, dict[str, CandidateWeights]]:

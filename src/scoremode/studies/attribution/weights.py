@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from scoremode.core.arguments import user_path
 from scoremode.core.disk.files import remembered_sha256
+from scoremode.core.engine.options import CheckpointOptions
 from scoremode.core.models.facts import inspect, layers_of_text, resolve, unused_note
 from scoremode.core.models.gguf import SUFFIX, gguf_models, read_gguf
 from scoremode.core.models.sizes import EMBEDDING, HEAD
@@ -23,8 +24,6 @@ from scoremode.studies.attribution.weight_formats.stored import OTHER, Shape, St
 
 if TYPE_CHECKING:
     import torch
-
-    from scoremode.engines.transformers.choices import TransformersOptions
 
     Read = Callable[[str], torch.Tensor]
 
@@ -52,7 +51,7 @@ class CandidateWeights:
         """The name of a parameter in the candidate: its own, or the embedding's for a head that is the embedding."""
         stored = self._reader.stored
         embedding = next((key for key in stored if EMBEDDING.search(key)), None)
-        source = embedding if name not in stored and HEAD.search(name) else name
+        source = name if name in stored or not HEAD.search(name) or embedding is None else embedding
         if source not in stored:
             raise ModelError(f"{self.label} has no tensor for the baseline's {name}", fix=OTHER)
         if stored[source].shape != shape:
@@ -81,7 +80,7 @@ def open_weights(
     read_baseline: Read,
     baseline_stored: Stored,
     model_type: str,
-    options: TransformersOptions,
+    options: CheckpointOptions,
 ) -> CandidateWeights:
     """Opens a candidate's weights; ModelError if it is not a version of the baseline.
 

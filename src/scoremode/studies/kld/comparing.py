@@ -50,7 +50,7 @@ class KldBaseline:
         models: Mapping[str, LazyModel],
         finished: Sequence[str],
     ) -> Mapping[str, LazyModel]:
-        self._require_no_question({**question.chosen(), **of_baseline})
+        self._require_none({**question.chosen(), **of_baseline})
         for name in finished:
             fix = "name the model"
             raise InputError(f"{name} is a finished run, and {self.name} needs a model to compare with", fix=fix)
@@ -63,7 +63,7 @@ class KldBaseline:
 
     @contextmanager
     def open_for(self, candidate: LazyModel, question: Question, place: Place) -> Iterator[OpenBaseline]:
-        self._require_no_question(question.chosen())
+        self._require_none(question.chosen())
         require(candidate.plugin, "divergence", "be compared with a baseline")
         file = KldFile(self.name)
         file_question = _question_of(file, candidate.subject, place)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from scoremode.engines.transformers.choices import TransformersOptions
+from scoremode.core.engine.options import CheckpointOptions
 from scoremode.studies.attribution.weight_formats.stored import StoredWeight
 from scoremode.studies.attribution.weights import CandidateWeights, open_weights
 
@@ -63,7 +63,7 @@ def opened(candidate: str, baseline: Tensors, model_type: str = "llama", dtype: 
         read_baseline=baseline.__getitem__,
         baseline_stored=stored,
         model_type=model_type,
-        options=TransformersOptions(device="cpu", dtype=dtype),
+        options=CheckpointOptions(dtype=dtype),
     )
 
 

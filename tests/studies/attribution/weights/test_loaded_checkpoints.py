@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from scoremode.core.models.facts import inspect
+from scoremode.core.models.safetensors import StoredTensor
 from scoremode.errors import ModelError
+from scoremode.studies.attribution.weight_formats.stored import stored_weights
 from tests.makers import checkpoint_maker, make_mixture
 from tests.studies.attribution.weights.checkpoints import (
     Tensors,
@@ -82,6 +85,22 @@ def test_experts_that_are_stored_one_by_one_have_the_bits_of_their_files(tmp_pat
     assert {(w.bits, w.format) for w in weights.stored.values()} == {(32, "float32")}
 
 
+def test_quantized_experts_have_the_mean_bits_of_their_files_and_the_usual_format() -> None:
+    layer, shapes = "model.layers.0.mlp.experts", {"gate_up_proj": (2, 8, 32), "down_proj": (2, 32, 4)}
+    files = [
+        StoredTensor(Path("x"), f"{layer}.{expert}.{piece}.weight_{leaf}", dtype, shape)
+        for expert in range(2)
+        for piece in ("gate_proj", "up_proj", "down_proj")
+        for leaf, dtype, shape in (("packed", "I32", (4, 4)), ("scale", "BF16", (4, 1)))
+    ]
+    weights = stored_weights(
+        "m", {f"{layer}.{name}": shape for name, shape in shapes.items()}, files, usual="W4A16 g32"
+    )
+    assert {(w.bits, w.format) for w in weights.values()} == {(4 + 16 / 32, "W4A16 g32")}
+    with pytest.raises(ModelError, match="have no tensors for model"):
+        stored_weights("m", {"model.layers.1.mlp.up_proj.weight": (4, 4)}, files)
+
+
 def test_an_emulated_quantization_and_tensors_that_are_not_used_are_noted(tmp_path: Path) -> None:
     more = {**llama_tensors(), "visual.patch.weight": torch.ones(2)}
     notes = opened(save(tmp_path / "emulated", more, bits_per_weight=4.5), llama_tensors()).notes
@@ -125,14 +144,14 @@ def config(weights: dict[str, Any], kind: str, **more: Any) -> dict[str, Any]:
     }
 
 
-def packed_by(kind: str, weights: dict[str, Any], state: Tensors) -> Tensors:
+def packed_by(kind: str, weights: dict[str, Any], state: Tensors, name: str = NAME) -> Tensors:
     """A module as the library packs it."""
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationScheme
 
     scheme = QuantizationScheme(targets=["Linear"], weights=weights)
     packed = BaseCompressor.get_value_from_registry(kind).compress(state, scheme)
-    return {f"{NAME}.{leaf}": tensor.detach() for leaf, tensor in packed.items()}
+    return {f"{name}.{leaf}": tensor.detach() for leaf, tensor in packed.items()}
 
 
 def checkpoint(folder: Path, module: Tensors, quantization: dict[str, Any]) -> str:
@@ -256,6 +275,36 @@ def test_what_cannot_be_de_quantized_is_refused(tmp_path: Path, change: dict[str
 
 
 @needs_compressed_tensors
+def test_experts_have_products_in_the_dtype_of_their_scales(tmp_path: Path) -> None:
+    """As Transformers computes them: bfloat16. Other matrices of the same checkpoint are exact."""
+    folder = make_mixture(tmp_path, num_hidden_layers=1, hidden_size=64, intermediate_size=64)
+    files, stored, exact = load_file(folder / "model.safetensors"), Tensors(), Tensors()
+    for name, tensor in files.items():
+        if ".layers." not in name or tensor.ndim < 2 or name.endswith("gate.weight"):
+            stored[name] = tensor
+            continue
+        scales = (tensor.reshape(len(tensor), -1, GROUP).abs().amax(-1) / 7).bfloat16()
+        steps = (tensor.reshape(len(tensor), -1, GROUP) / scales.float()[..., None]).round().clamp(-8, 7)
+        exact[name] = (steps * scales.float()[..., None]).reshape(tensor.shape)
+        module = name.removesuffix(".weight")
+        stored |= packed_by("pack-quantized", INTS, {"weight": exact[name], "weight_scale": scales.float()}, module)
+        stored[f"{module}.weight_scale"] = scales
+    save_file({name: tensor.contiguous() for name, tensor in stored.items()}, folder / "model.safetensors")
+    config_file, quantization = folder / "config.json", config(INTS, "pack-quantized")
+    quantization["config_groups"]["group_0"]["targets"] = ["Linear"]
+    quantization["ignore"] = ["lm_head", "re:.*gate$"]
+    config_file.write_text(json.dumps({**json.loads(config_file.read_text()), "quantization_config": quantization}))
+    down, q = "model.layers.0.mlp.experts.down_proj", "model.layers.0.self_attn.q_proj.weight"
+    gate_up, k = down.replace("down", "gate_up"), q.replace("q_proj", "k_proj")
+    other = {name.replace("block_sparse_moe", "mlp"): files[name] for name in files if "experts" not in name}
+    weights = opened(str(folder), {**other, gate_up: torch.zeros(4, 128, 64), down: torch.zeros(4, 64, 64)}, "mixtral")
+    assert all(torch.equal(weights.tensor(name), exact[name]) for name in (q, k))
+    experts = [exact[f"model.layers.0.block_sparse_moe.experts.{i}.w2.weight"] for i in range(4)]
+    assert torch.equal(weights.tensor(down), torch.stack(experts).bfloat16().float())
+    assert (weights.stored[down].format, weights.stored[q].format) == (f"W4A16 g{GROUP}", f"W4A16 g{GROUP}")
+
+
+@needs_compressed_tensors
 def test_a_damaged_module_is_refused(tmp_path: Path) -> None:
     state = {"weight": torch.ones(ROWS, COLUMNS), "weight_scale": torch.ones(ROWS, COLUMNS // GROUP)}
     module = packed_by("pack-quantized", INTS, state)
@@ -321,9 +370,7 @@ def test_packed_integers_are_rounded_to_float16(tmp_path: Path, method: str) -> 
     quantization = {"quant_method": method, "bits": 4, "group_size": GROUP, "desc_act": method == "gptq"}
     sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
     folder = save(tmp_path / method, stored, quantization_config=quantization, **sizes)
-    try:
-        import gptqmodel  # noqa: F401
-    except ImportError:
+    if find_spec("gptqmodel") is None:
         with pytest.raises(
             ModelError, match=rf"is quantized with {method}, and Transformers needs gptqmodel"
         ) as refusal:

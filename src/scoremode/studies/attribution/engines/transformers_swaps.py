@@ -37,7 +37,7 @@ from scoremode.engines.transformers.loading import find_head
 from scoremode.engines.transformers.model import PROBE_TOKENS, replaced
 from scoremode.errors import EngineError, ModelError, print_line
 from scoremode.head.budget import free_on
-from scoremode.head.divergence import Keep, keep_in, keep_nothing
+from scoremode.head.divergence import Kept
 from scoremode.head.kernels import can_keep
 from scoremode.head.matrix import Head
 from scoremode.head.precision import full_float32
@@ -80,7 +80,7 @@ class SwappableModel:
         self._kept: dict[tuple[bytes, int], Tensor] | None = None  # what enters a layer, by tokens and layer
         self._place = torch.device("cpu")  # where it is kept
         self._final: dict[int, Tensor] = {}  # of the baseline, for the rows of each window
-        self._logits: dict[tuple[int, ...], dict[tuple[int, ...], Tensor]] | None = None  # of the baseline, by windows
+        self._logits: dict[tuple[int, ...], Kept] | None = None  # of the baseline, by windows
         self._wanted: frozenset[int] = frozenset()  # starts whose states are kept by this pass
         self._start = 0  # the first layer that is computed by this pass
         self._key: bytes | None = None  # the tokens of this pass; None: it is computed whole
@@ -225,12 +225,12 @@ class SwappableModel:
         """The baseline's final states for the rows of these windows, concatenated: see StatesOnDevice."""
         return torch.cat([self._final[index] for index, _ in windows]).to(self.device)
 
-    def keep(self, windows: list[IndexedWindow]) -> Keep:
-        """What keeps the baseline's logits for the rows of these windows, if there is room for them."""
+    def kept(self, windows: list[IndexedWindow]) -> Kept | None:
+        """Keeps the baseline's logits for the rows of these windows, if there is room for them."""
         choice = self.engine.choice
         if self._logits is None or choice is None or not can_keep(choice.kernel, self.head):
-            return keep_nothing
-        return keep_in(self._logits.setdefault(tuple(index for index, _ in windows), {}))
+            return None
+        return self._logits.setdefault(tuple(index for index, _ in windows), {})
 
     # ── swaps ────────────────────────────────────────────────────────────────────────────────────────────────────────
     @contextlib.contextmanager

@@ -6,13 +6,13 @@ GPTQ, AWQ            by the layers of gptqmodel, one matrix at a time, rounded t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from scoremode.core.engine.options import CheckpointOptions
 from scoremode.core.models.facts import ModelFacts, weight_files
 from scoremode.core.models.safetensors import BESIDE_WEIGHTS, read_header
 from scoremode.core.models.subject import scheme_of
@@ -29,27 +29,34 @@ EMULATED = "{} emulates a quantization of {:.3g} bits per weight; the bits of it
 class CheckpointWeights(TensorReader):
     """A candidate that Transformers loaded; a head that is its embedding has no weights of its own."""
 
-    def __init__(self, label: str, facts: ModelFacts, options: TransformersOptions) -> None:
+    def __init__(self, label: str, facts: ModelFacts, options: CheckpointOptions) -> None:
         self._label = label
         quantization = facts.config.get("quantization_config") or {}
         method = _method(label, quantization)
         require_quantization_library(facts)
-        model, notes = load_model(facts, options, **_loading(facts, method))
+        loading = TransformersOptions(device="cpu", dtype=options.dtype, trust_remote_code=options.trust_remote_code)
+        model, notes = load_model(facts, loading, **_loading(facts, method))
         formats = {name: _format(module) for name, module in _matrices(model, "quantization_scheme")}
         packed = dict(_matrices(model, "qweight"))
         formats |= dict.fromkeys(packed, _packed_format(quantization))
-        self._read: dict[str, Callable[[], Tensor]] = {
-            name: partial(_itself, parameter)
-            for name, parameter in model.named_parameters()
-            if name.rpartition(".")[2] not in BESIDE_WEIGHTS
-        } | {name: partial(self._unpacked, module) for name, module in packed.items()}
-        shapes = {name: tuple(read().shape) for name, read in self._read.items()}
+        self._packed, self._plain = (
+            packed,
+            {
+                name: parameter.detach()
+                for name, parameter in model.named_parameters()
+                if name.rpartition(".")[2] not in BESIDE_WEIGHTS
+            },
+        )
+        usual = next(iter(formats.values()), "quantized")
+        shapes = {name: tuple(weight.shape) for name, weight in self._plain.items()}
+        shapes |= {name: (module.out_features, module.in_features) for name, module in packed.items()}
         header = [tensor for file in weight_files(facts.path)[0] for tensor in read_header(file).values()]
-        self.stored = stored_weights(label, shapes, header, formats)
+        self.stored = stored_weights(label, shapes, header, formats, usual)
         self.notes = (*notes, *_notes(label, facts, model))
 
     def read(self, name: str) -> Tensor:
-        return self._read[name]().float()
+        weight = self._plain[name] if name in self._plain else self._unpacked(self._packed[name])
+        return weight.float()
 
     def _unpacked(self, module: Any) -> Tensor:
         """The weight of a layer of gptqmodel: scale · (number − zero point), as (outputs, inputs)."""
@@ -59,10 +66,6 @@ class CheckpointWeights(TensorReader):
             return module.awq_weight_dequantize("cpu", torch.float16).T.contiguous()  # type: ignore[no-any-return]
         message = f"{self._label} was loaded with {type(module).__name__}, which does not give its weights"
         raise ModelError(message, fix=OTHER_FORMAT)
-
-
-def _itself(parameter: torch.nn.Parameter) -> Tensor:
-    return parameter.detach()
 
 
 def _method(label: str, quantization: Any) -> str | None:

@@ -50,9 +50,16 @@ class TensorReader:
 
 
 def stored_weights(
-    label: str, shapes: Mapping[str, Shape], files: Iterable[StoredTensor], formats: Mapping[str, str] | None = None
+    label: str,
+    shapes: Mapping[str, Shape],
+    files: Iterable[StoredTensor],
+    formats: Mapping[str, str] | None = None,
+    usual: str = "quantized",
 ) -> dict[str, StoredWeight]:
-    """How the parameters of a model are stored in safetensors; ``formats`` has those of quantized matrices.
+    """How the parameters of a model are stored in safetensors.
+
+    ``formats`` has those of quantized matrices; others that are not plain floats, as quantized experts, have the
+    ``usual`` format.
 
     A parameter that has no tensors of its own, as all experts of a layer that files store one by one, has the mean bits
     of all that is stored below its module.
@@ -60,16 +67,19 @@ def stored_weights(
     modules: dict[str, list[StoredTensor]] = defaultdict(list)
     for tensor in files:
         modules[_module_in_files(tensor.name)].append(tensor)
-    return {name: _stored(label, name, shapes, modules, formats or {}) for name in shapes}
+    stored = {}
+    for name, shape in shapes.items():
+        bits, dtypes = _stored(label, name, shapes, modules)
+        plain = " + ".join(DTYPES.get(dtype, "") for dtype in dtypes)
+        format_name = (formats or {}).get(name, plain if set(dtypes) <= DTYPES.keys() else usual)
+        stored[name] = StoredWeight(name, shape, bits, format_name)
+    return stored
 
 
 def _stored(
-    label: str,
-    name: str,
-    shapes: Mapping[str, Shape],
-    modules: Mapping[str, list[StoredTensor]],
-    formats: Mapping[str, str],
-) -> StoredWeight:
+    label: str, name: str, shapes: Mapping[str, Shape], modules: Mapping[str, list[StoredTensor]]
+) -> tuple[float, list[str]]:
+    """The bits per weight of a parameter, and the types of its tensors in files."""
     module, leaf = _module_in_files(name), name.rpartition(".")[2]
     leaves = OF_A_MATRIX if leaf == "weight" else {leaf}
     parts = [tensor for tensor in modules.get(module, ()) if tensor.name.rpartition(".")[2] in leaves]
@@ -83,9 +93,7 @@ def _stored(
     if not parts:
         message = f"the files of {label} have no tensors for {name}"
         raise ModelError(message, fix="save the model again with the Transformers of this machine")
-    dtypes = dict.fromkeys(DTYPES.get(tensor.dtype, tensor.dtype) for tensor in parts)
-    bits = 8 * stored_bytes(parts) / max(weights, 1)
-    return StoredWeight(name, shapes[name], bits, formats.get(name, " + ".join(dtypes)))
+    return 8 * stored_bytes(parts) / max(weights, 1), list(dict.fromkeys(tensor.dtype for tensor in parts))
 
 
 def _module_in_files(name: str) -> str:
