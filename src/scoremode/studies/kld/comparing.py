@@ -56,7 +56,7 @@ class KldBaseline:
             raise InputError(f"{name} is a finished run, and {self.name} needs a model to compare with", fix=fix)
         return models
 
-    def _require_no_question(self, arguments: Mapping[str, object]) -> None:
+    def _require_none(self, arguments: Mapping[str, object]) -> None:
         for name in arguments:
             flag = "--" + name.replace("_", "-")
             raise OptionError(f"{self.name} has its own tokens and chunks", fix=f"leave {flag} out")
