@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import scoremode
 
 HOUSE = Path(scoremode.__file__).parent
@@ -45,6 +47,12 @@ WINGS = ("engines", "studies", "remote")
 
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 CORE_FLOOR = {room: number for number, rooms in enumerate(CORE_FLOORS) for room in rooms}
+
+
+def needs_wing(*wings: str) -> pytest.MarkDecorator:
+    """For a test of the core that shows what a wing makes of it: skipped in a house without the wing."""
+    missing = [wing for wing in wings if not (HOUSE / wing / "__init__.py").exists()]
+    return pytest.mark.skipif(bool(missing), reason=f"needs {' and '.join(missing or wings)}")
 
 
 def files() -> list[Path]:

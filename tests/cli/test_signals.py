@@ -84,7 +84,7 @@ def test_nothing_is_said_to_be_kept_before_anything_was_scored(tmp_path: Path) -
     assert complaint_of(process) == "scoremode: terminated; nothing new was kept yet\n"
 
 
-@pytest.mark.parametrize("module", ["scoremode.console.flags", "scoremode.core.verbs.ppl"])
+@pytest.mark.parametrize("module", ["scoremode.console.flags", "scoremode.core.verbs.model"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
 def test_a_signal_during_imports_is_one_line(tmp_path: Path, module: str, number: signal.Signals) -> None:
     """The signal comes when a module is first looked for: one of the command line's own, or a heavy one."""

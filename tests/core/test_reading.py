@@ -22,6 +22,7 @@ ALONE = """
 import contextlib, io, json, resource, sys
 import numpy, pyarrow.parquet, tokenizers
 from scoremode.cli.main import main
+from tests.house import needs_wing
 taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (taken + int(sys.argv[1]), resource.RLIM_INFINITY))
 for words in map(json.loads, sys.argv[2:]):
@@ -52,6 +53,7 @@ def model(tmp_path: Path, tiny: Path) -> Path:
     return folder
 
 
+@needs_wing("studies/records")
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit a process's addresses")
 def test_endless_files_are_refused_in_little_memory(tmp_path: Path) -> None:
     """In a process that may take 2 GiB more than its libraries."""
