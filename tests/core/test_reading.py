@@ -14,6 +14,7 @@ import pytest
 
 from scoremode.core.reading import LARGEST, numbered_lines, open_regular, read_file, read_text, require_plain_files
 from scoremode.errors import CorpusError
+from tests.house import needs_wing
 
 HUGE = 1 << 38  # bytes of a sparse file, which takes no room on the disk
 ROOM = 2 << 30  # bytes of addresses that the commands may take together, beside the libraries
@@ -22,7 +23,6 @@ ALONE = """
 import contextlib, io, json, resource, sys
 import numpy, pyarrow.parquet, tokenizers
 from scoremode.cli.main import main
-from tests.house import needs_wing
 taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (taken + int(sys.argv[1]), resource.RLIM_INFINITY))
 for words in map(json.loads, sys.argv[2:]):
