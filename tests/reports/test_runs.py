@@ -82,6 +82,7 @@ def test_pairs_stand_below_their_prompts_with_what_to_know_of_them(capsys: pytes
     assert "#" in out  # ranks
     assert "reads" not in shown(sequence_blocks(one[1:]), capsys)
     assert "reads" not in shown(sequence_blocks(sm.prob("table:uniform", prompt="1 + 1 =", targets=["2"])), capsys)
+    assert "reads" not in shown(sequence_blocks(sm.prob("table:uniform", prompt="x1", targets=["y"])), capsys)
     added = sm.prob("table:uniform", prompt="Once", targets=["upon"], leading_space="add")
     assert "a leading space was added to targets without one" in shown(sequence_blocks(added), capsys)
     two = shown(sequence_blocks([*one, *sm.prob("table:uniform", prompt="Twice", targets=["x"])]), capsys)

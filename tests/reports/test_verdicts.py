@@ -393,6 +393,12 @@ def test_a_path_differs_if_it_exceeds_all_noise_that_was_measured(
         assert judged([few]) == ["not known"]
 
 
+@pytest.mark.parametrize(("high", "level"), [(0.002, "a difference within the noise"), (0.0021, "not known")])
+def test_a_mean_above_the_floor_is_noise_if_its_upper_bound_is_at_most_twice_the_floor(high: float, level: str) -> None:
+    c = with_statistics(shifted(1e-9, kl=0.0009), kl_mean=0.0015, kl_mean_low=0.0005, kl_mean_high=high)
+    assert judged([c]) == [level]
+
+
 def test_paths_have_the_same_bits_only_if_no_token_and_no_distribution_moved() -> None:
     c = shifted(1e-8, kl=3e-12, floor=1e-11)
     path = replace(c, manifest={**c.manifest, "rerun": {"rms": 0.0, "words": "2 windows, one at a time"}})
