@@ -18,9 +18,8 @@ Matrix = npt.NDArray[Any]
 
 def require_llamacpp() -> None:
     """Skip where no package brings llama.cpp."""
-    from scoremode.engines.llamacpp.library import installed
-
-    if installed() is None:
+    library = pytest.importorskip("scoremode.engines.llamacpp.library", reason="needs engines/llamacpp")
+    if library.installed() is None:
         pytest.skip("needs xllamacpp")
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from scoremode.cli.commands import VERBS, build_parser
+from scoremode.cli.commands import COMMANDS, build_parser, verb_of
 from scoremode.core.plan.recipes import METHODS, Method
 from tests import forked
 
@@ -49,7 +49,7 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
 
 
 # ── complete ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", COMMANDS)
 def test_every_verb_is_in_the_readme_and_on_the_page_of_commands(verb: str) -> None:
     assert f"`scoremode {verb}`" in TEXT[ROOT / "README.md"]
     assert f"| `scoremode {verb}" in TEXT[ROOT / "docs" / "commands.md"]
@@ -60,7 +60,7 @@ def test_the_readme_is_short() -> None:
     assert max(map(len, TEXT[ROOT / "README.md"].splitlines())) < 260
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", COMMANDS)
 def test_every_flag_is_documented(verb: str) -> None:
     flags = {flag for action in parsers()[verb]._actions for flag in action.option_strings if flag.startswith("--")}
     missing = {flag for flag in flags - {"--help"} if not re.search(rf"{flag}(?![\w-])", EVERYTHING)}
@@ -71,7 +71,7 @@ def test_every_flag_in_the_documentation_exists() -> None:
     """Flags in our own commands; other tools' flags are mentioned in prose alone, or passed on by ``serve``."""
     known = {flag for parser in parsers().values() for action in parser._actions for flag in action.option_strings}
     commands = re.findall(r"^(?:\$ )?(?:.*\| )?scoremode .*$", EVERYTHING, re.MULTILINE)
-    others = "|".join(name for name, verb in VERBS.items() if verb.passes_on or verb.passes_all_on)
+    others = "|".join(name for name in COMMANDS if verb_of(name).passes_on or verb_of(name).passes_all_on)
     ours = [command for command in commands if not re.search(rf"scoremode ({others})\b", command)]
     used = {flag for command in ours for flag in re.findall(r"(?<!\S)--[a-z-]+", command)}
     assert used

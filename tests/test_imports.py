@@ -6,6 +6,7 @@ cli ▶ {studies, remote} ▶ {engines, reports} ▶ core ▶ head ▶ errors, v
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -129,6 +130,27 @@ def test_a_name_that_scoremode_does_not_have_is_an_attribute_error() -> None:
         getattr(scoremode, name)
 
 
+COUNT_FILES = """
+import sys
+from scoremode.cli.main import main
+code = main(sys.argv[1:])
+names = (name for name in list(sys.modules) if name.split(".")[0] == "scoremode")
+print(code, *(sys.modules[name].__file__ for name in names), sep="\\n", file=sys.stderr)
+"""
+
+
+def test_one_line_of_text_runs_the_code_of_few_files(stories: Path, tmp_path: Path) -> None:
+    """Of files that hold more than a docstring. Of a wing, what runs is its list alone."""
+    words = ["ppl", str(stories), "--text", "one line of text", "--out", str(tmp_path / "run"), "--quiet"]
+    ended = subprocess.run([sys.executable, "-c", COUNT_FILES, *words], capture_output=True, text=True, check=True)
+    code, *paths = ended.stderr.splitlines()
+    with_code = [Path(path) for path in paths if len(ast.parse(Path(path).read_text()).body) > 1]
+    assert code == "0"
+    assert len(with_code) <= 120, sorted(map(name_of, with_code))
+    of_wings = [path for path in with_code if path.relative_to(HOUSE).parts[0] in ("studies", "remote")]
+    assert {path.name for path in of_wings} == {"wing.py"}
+
+
 # ── wings ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_no_two_wings_register_the_same_name() -> None:
     """Of two wings with one name, the house would take either, without a word."""
@@ -137,20 +159,24 @@ def test_no_two_wings_register_the_same_name() -> None:
         [name for wing in wings for name in wing.names],
         [verb for wing in wings for group in wing.verbs.values() for verb in group],
         [own for wing in wings for own in wing.abilities],
-        [address for wing in wings for addresses in wing.offers.values() for address in addresses],
+        [(type(offer), offer.code) for wing in wings for offer in wing.offers],
+        [kind for wing in wings for kind in wing.cache],
     ):
         assert len(registered) == len(set(registered)), registered
 
 
-def test_a_misspelt_kind_is_an_error() -> None:
-    with pytest.raises(ValueError, match="nobody asks for pgae"):
-        extensions.Wing(offers={"pgae": ("studies.tasks.page:PAGE",)})
-    with pytest.raises(ValueError, match="pgae is not one of KINDS"):
-        extensions.offered("pgae")
-
-
-def test_every_kind_is_offered_and_documented() -> None:
-    offered = {kind for wing in extensions.wings() for kind in wing.offers}
+def test_every_kind_is_offered_asked_for_and_documented() -> None:
+    kinds = {kind.__name__ for kind in extensions.Offer.__subclasses__() if kind.__module__.startswith("scoremode.")}
+    assert len(kinds) <= 8
+    assert {type(offer).__name__ for wing in extensions.wings() for offer in wing.offers} == kinds
     documented = (HOUSE.parents[1] / "docs" / "design.md").read_text()
-    assert offered == extensions.KINDS
-    assert [kind for kind in extensions.KINDS if f"`{kind}`" not in documented] == []
+    assert [kind for kind in kinds if f"`{kind}`" not in documented] == []
+    asked = re.findall(r"offered\((?:extensions\.)?(\w+)\)", "".join(path.read_text() for path in files()))
+    assert {*asked} == kinds
+
+
+def test_the_code_of_every_wing_is_where_it_says() -> None:
+    for wing in extensions.wings():
+        addresses = [command.code for group in wing.verbs.values() for command in group.values()]
+        for address in (*addresses, *wing.abilities.values(), *(offer.code for offer in wing.offers)):
+            assert extensions.load(address) is not None, address

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from tests.house import files
+from tests.house import files, name_of
 
 VAGUE = {"found", "given", "asked", "own", "one", "its", "said", "kept", "known", "what", "words", "named"}
 MOST = 0.05  # of all functions
@@ -28,3 +28,12 @@ def test_names_are_nouns() -> None:
     vague = [line for line in vague if not line.endswith("[]")]
     assert len(functions) > 1000
     assert len(vague) <= MOST * len(functions), "\n".join(vague)
+
+
+def test_no_class_name_has_two_meanings() -> None:
+    places: dict[str, list[str]] = {}
+    for path in files():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(name_of(path))
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}

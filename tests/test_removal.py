@@ -50,6 +50,26 @@ GONE = {
 }
 """Commands that each folder takes along. Each is answered in one line that names what was typed."""
 
+WORDS = {
+    "engines/exllamav3": ["EXL3", "exllama"],
+    "engines/llamacpp": ["a GGUF file", "engine llamacpp"],
+    "engines/mlx": ["engine mlx", "mlx-lm"],
+    "engines/server": ["server's name", "http://"],
+    "engines/vllm": ["vllm", "vLLM", "serve "],
+    "remote/models": ["ollama"],
+    "remote/ray": ["replica", "Ray"],
+    "remote/service": ["serve "],
+    "remote/storage": [],
+    "reports/html": ["--report", "--output", "HTML"],
+    "studies/attribution": ["attribut"],
+    "studies/kld": ["kld", "llama.cpp's tool", "--llamacpp", "or llamacpp"],
+    "studies/paths": ["noise"],
+    "studies/records": ["record"],
+    "studies/rollouts": ["rollouts", "answers:", "clip"],
+    "studies/tasks": ["lm-eval", "tasks"],
+}
+"""Words that no help text has without the folder."""
+
 SERVER = """
 import contextlib, gc, importlib, io, json, os, sys
 import rich.console, rich.table, torch
@@ -83,6 +103,10 @@ for asked in sys.stdin:
     os.wait()
 """
 EMBEDDED, SMALL = "smollm2-135m", str(ROOT / "tests/data/stories260K")
+
+
+CORE_VERBS = ("ppl", "prob", "plan", "compare", "reference", "report", "card", "cache", "info")
+HELP: list[str | list[str]] = ["--help", *(f"{verb} --help-all" for verb in CORE_VERBS)]
 
 
 def core_lines(model: str) -> list[str | list[str]]:
@@ -126,7 +150,7 @@ def whole(answers: Any) -> Any:
 
 
 def test_every_wing_is_tried() -> None:
-    assert list(GONE) == REMOVED
+    assert list(GONE) == list(WORDS) == REMOVED
 
 
 def test_a_wing_declares_the_wings_that_it_needs() -> None:
@@ -151,9 +175,11 @@ def test_tests_of_the_core_import_no_wing() -> None:
 @pytest.mark.parametrize("removed", REMOVED)
 def test_a_wing_comes_off(answers: Any, whole: Any, removed: str) -> None:
     works, typed = core_lines(SMALL), GONE[removed]
-    said = answers([removed], [*works, *typed])
+    said = answers([removed], [*works, *typed, *HELP])
     assert said is not None, "the process ended early"
     *answered, names = said
+    _require_silent([removed], answered[-len(HELP) :])
+    del answered[-len(HELP) :]
     for line, (code, out, err), (_, before, _) in zip(works, answered[: len(works)], whole[:-1], strict=True):
         assert code == 0, (line, err)
         assert line == "--help" or _numbers(out) == _numbers(before)
@@ -167,12 +193,21 @@ def test_a_wing_comes_off(answers: Any, whole: Any, removed: str) -> None:
 
 def test_the_core_works_without_any_wing_on_the_embedded_model(answers: Any) -> None:
     works = core_lines(EMBEDDED)
-    said = answers(REMOVED, works)
+    said = answers(REMOVED, [*works, *HELP])
     assert said is not None, "the process ended early"
     *answered, names = said
+    _require_silent(REMOVED, answered[-len(HELP) :])
+    del answered[-len(HELP) :]
     assert [(line, err) for line, (code, _, err) in zip(works, answered, strict=True) if code] == []
     assert {"ppl", "prob", "compare", "reference", "plan", "open"} <= set(names)
     assert not {"attribute", "rollouts", "tasks", "noise", "report"} & set(names)
+
+
+def _require_silent(removed: Sequence[str], answered: Sequence[Any]) -> None:
+    """No help text names what is gone."""
+    for line, (code, out, _) in zip(HELP, answered, strict=True):
+        assert code == 0
+        assert [word for wing in removed for word in WORDS[wing] if word in " ".join(out.split())] == [], line
 
 
 TIMES = {"seconds", "tokens_per_second"}

@@ -31,7 +31,7 @@ _HOME = {
     "card": "reports.card",
     "info": "cli.info",
     "cache": "cli.cache",
-    "completion": "cli.commands",
+    "completion": "cli.completion",
     "Progress": "core.verbs.progress",
     "SequenceProbability": "core.verbs.prob.sequence",
     "SequenceScore": "core.verbs.prob.sequence",

@@ -1,7 +1,7 @@
 """The public names with their types, for editors and type checkers; ``__init__.py`` loads them on first use."""
 
 from scoremode.cli.cache import cache as cache
-from scoremode.cli.commands import completion as completion
+from scoremode.cli.completion import completion as completion
 from scoremode.cli.info import info as info
 from scoremode.core.plan.plan import Plan as Plan
 from scoremode.core.scores.columns import Scores as Scores

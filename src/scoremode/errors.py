@@ -36,7 +36,7 @@ def with_aliases(text: str) -> str:
 
 
 names_flags = False  # the command line sets it; errors of Python functions name arguments instead
-SWITCHES = {"fresh", "assistant_only", "add_bos", "allow_untested", "trust_remote_code", "tensor_p", "enforce_eager"}
+switches = {"fresh", "assistant_only", "add_bos"}  # flags without a value; engines add theirs
 FLAG = re.compile(
     r"(?P<command>\b(?:scoremode|pip|ray|llama-[a-z]+) [a-z][^;,]*|start (?:it|the server)[^;]*)"  # is typed as it is
     r"|(?P<verb>\b(?:add|as in|give|needs|of|or|try|use|with) )?--(?P<name>[a-z][a-z0-9-]*)\b(?!_)"
@@ -60,7 +60,7 @@ def in_python(text: str) -> str:
         verb, name, value = match["verb"] or "", match["name"].replace("-", "_"), match["value"]
         if value:
             name += f"={value}" if value == "N" or value[0].isdigit() else f'="{value}"'
-        elif verb and name in SWITCHES:
+        elif verb and name in switches:
             name += "=True"
         return verb + name
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from scoremode.cli import commands
-from scoremode.cli.commands import GROUPS, VERBS, build_parser
+from scoremode.cli.commands import COMMANDS, GROUPS, build_parser, verb_of
 from tests.command_line import Command
 
 SCREEN = 40  # lines of 80 columns
-OURS = [verb for verb in VERBS if verb != "lm-eval"]
+OURS = [verb for verb in COMMANDS if verb != "lm-eval"]
 
 
 @pytest.fixture(autouse=True)
@@ -26,12 +26,12 @@ def flags_of(verb: str) -> set[str]:
     return found - {"--token"}  # refused, and not shown
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", COMMANDS)
 def test_help_fits_on_a_screen_and_ends_with_examples(verb: str, command: Command) -> None:
     lines = command(verb, "--help").out.splitlines()
     assert len(lines) <= SCREEN
     assert [line for line in lines if len(line) > 80] == []
-    assert any("--json" in line for line in lines) or not VERBS[verb].prints_json
+    assert any("--json" in line for line in lines) or not verb_of(verb).prints_json
     examples = lines[lines.index("examples:") + 1 :]
     assert len(examples) == 2
     assert all(f"scoremode {verb}" in example for example in examples)
@@ -39,7 +39,7 @@ def test_help_fits_on_a_screen_and_ends_with_examples(verb: str, command: Comman
 
 @pytest.mark.parametrize("verb", OURS)
 def test_the_examples_can_be_parsed(verb: str) -> None:
-    for example in VERBS[verb].examples:
+    for example in verb_of(verb).examples:
         words = shlex.split(example.split("(")[-1].split(">")[0].split(")")[0])
         parsed = build_parser().parse_args(words[words.index("scoremode") + 1 :])
         assert parsed.verb == verb
@@ -49,7 +49,7 @@ def test_the_examples_can_be_parsed(verb: str) -> None:
 def test_everything_is_in_help_all_and_every_everyday_flag_exists(verb: str, command: Command) -> None:
     everything = command(verb, "--help-all").out
     assert [flag for flag in flags_of(verb) if f" {flag}" not in everything] == []
-    assert set(VERBS[verb].everyday or ()) <= flags_of(verb)
+    assert set(verb_of(verb).everyday or ()) <= flags_of(verb)
 
 
 def test_flags_of_one_engine_are_apart_and_only_in_help_all(command: Command) -> None:
@@ -65,7 +65,7 @@ def test_verbs_are_in_groups(command: Command) -> None:
     shown = command("--help").out
     positions = [shown.index(f"\n{title}:\n") for title in GROUPS]
     assert positions == sorted(positions)
-    assert [verb for verb in VERBS if f"  {verb} " not in shown] == []
+    assert [verb for verb in COMMANDS if f"  {verb} " not in shown] == []
     assert len(shown.splitlines()) <= 45
 
 
@@ -92,7 +92,7 @@ def test_the_completion_script_knows_every_verb_and_flag(shell: str, command: Co
     pytest.importorskip("shtab")
     script = command("completion", shell).out
     wanted = {flag for verb in OURS for flag in flags_of(verb)} if shell != "fish" else set()
-    assert [name for name in {*commands.VERBS, *wanted} if name not in script] == []
+    assert [name for name in {*commands.COMMANDS, *wanted} if name not in script] == []
 
 
 def test_bash_completes_verbs_flags_names_and_files(command: Command, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from scoremode.cli.commands import VERBS, build_parser
+from scoremode.cli.commands import COMMANDS, build_parser, verb_of
 from scoremode.cli.parser import Parser
 from scoremode.console import streams
 from scoremode.errors import print_line
@@ -27,7 +27,7 @@ def _default_level() -> Iterator[None]:
     streams.show_log()
 
 
-@pytest.mark.parametrize("verb", [name for name, verb in VERBS.items() if not verb.passes_all_on])
+@pytest.mark.parametrize("verb", [name for name in COMMANDS if not verb_of(name).passes_all_on])
 def test_every_verb_has_the_flags(verb: str) -> None:
     parser = build_parser()
     assert isinstance(parser, Parser)

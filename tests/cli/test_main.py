@@ -165,8 +165,8 @@ def test_a_terminal_sees_progress() -> None:
 
 # ── verbs ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_there_are_few_verbs_and_each_is_a_function_of_the_same_name() -> None:
-    assert len(edge.VERBS) <= 16
-    assert [verb for verb in edge.VERBS if not callable(getattr(scoremode, verb.replace("-", "_"), None))] == []
+    assert len(edge.COMMANDS) <= 16
+    assert [verb for verb in edge.COMMANDS if not callable(getattr(scoremode, verb.replace("-", "_"), None))] == []
 
 
 @pytest.mark.parametrize(

@@ -113,9 +113,9 @@ def test_a_broken_pipe_that_is_not_standard_output_is_an_error() -> None:
 
 
 # ── any encoding, and text from anybody ──────────────────────────────────────────────────────────────────────────────
-def results() -> tuple[streams.Results, io.BytesIO]:
+def results() -> tuple[streams.StandardOutput, io.BytesIO]:
     raw = io.BytesIO()
-    return streams.Results(raw, "utf-8", write_through=True), raw
+    return streams.StandardOutput(raw, "utf-8", write_through=True), raw
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from scoremode.cli import other_tools
-from scoremode.cli.commands import VERBS, build_parser
+from scoremode.cli.commands import COMMANDS, build_parser, verb_of
 from tests.command_line import Command, Refused
 
 CHAT = '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}'
@@ -131,8 +131,8 @@ def test_the_table_names_what_there_is_and_no_verb_of_ours() -> None:
     everything = {"MODEL", *verbs}.union(*(verb.flags() for verb in verbs.values()))
     named = [word for ours in other_tools.FLAGS for word in other_tools.NAMED.findall(ours) or [ours]]
     assert [word for word in named if word not in everything and " " not in word] == []
-    assert {verb for ours in other_tools.VERBS.values() for verb in ours.split()} <= VERBS.keys()
-    assert not other_tools.VERBS.keys() & VERBS.keys()
+    assert {verb for ours in other_tools.VERBS.values() for verb in ours.split()} <= COMMANDS.keys()
+    assert not other_tools.VERBS.keys() & COMMANDS.keys()
 
 
 def test_at_most_two_flags_are_guessed_for_any_prefix(refused: Refused) -> None:
@@ -141,7 +141,7 @@ def test_at_most_two_flags_are_guessed_for_any_prefix(refused: Refused) -> None:
         assert len(re.findall(r"--[\w-]+", answer.removesuffix("see scoremode ppl --help"))) <= 3, answer
 
 
-@pytest.mark.parametrize("verb", [name for name, verb in VERBS.items() if not verb.passes_all_on])
+@pytest.mark.parametrize("verb", [name for name in COMMANDS if not verb_of(name).passes_all_on])
 def test_a_short_flag_means_the_same_everywhere(verb: str) -> None:
     meant = {"-f": {"corpus", "file", "prompts"}, "-c": {"context_length"}, "-o": {"out", "output"}}
     meant |= {"-q": {"quiet"}, "-v": {"verbose"}, "-h": {"help"}}

@@ -14,6 +14,7 @@ import pytest
 
 from scoremode.core.reading import LARGEST, numbered_lines, open_regular, read_file, read_text, require_plain_files
 from scoremode.errors import CorpusError
+from tests.house import needs_wing
 
 HUGE = 1 << 38  # bytes of a sparse file, which takes no room on the disk
 ROOM = 2 << 30  # bytes of addresses that the commands may take together, beside the libraries
@@ -52,6 +53,7 @@ def model(tmp_path: Path, tiny: Path) -> Path:
     return folder
 
 
+@needs_wing("studies/records")
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit a process's addresses")
 def test_endless_files_are_refused_in_little_memory(tmp_path: Path) -> None:
     """In a process that may take 2 GiB more than its libraries."""

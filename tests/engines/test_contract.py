@@ -22,7 +22,6 @@ from scoremode.core.entry_points import Plugins
 from scoremode.core.verbs.argument_types import EngineOptionArguments, QuestionArguments
 from scoremode.engines.table import TablePlugin
 from scoremode.errors import EngineError, OptionError
-from scoremode.studies.paths.noise import noise_of_model
 from tests.engines import option_docs
 from tests.house import HOUSE
 
@@ -131,7 +130,7 @@ def test_signatures_name_their_arguments(function: Any) -> None:
     (rest,) = [p for p in found.parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD]
     assert str(rest.annotation).startswith("Unpack[")
     assert set(EngineOptionArguments.__annotations__) <= found.parameters.keys()
-    for method in (sm.Model.ppl, sm.Model.reference, sm.Model.compare, noise_of_model):
+    for method in (sm.Model.ppl, sm.Model.reference, sm.Model.compare):
         assert QuestionArguments.__annotations__.keys() <= inspect.signature(method).parameters.keys()
 
 

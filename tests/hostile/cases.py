@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from itertools import count
 
 from scoremode.cli.commands import build_parser
-from scoremode.cli.parser import WRITTEN
 from tests.hostile.gguf_inputs import ABORTING, GGUFS
 from tests.hostile.inputs import JOURNALS, KLDS, MODELS, QUESTION, RECORDS, REFERENCES, ROLLOUTS, RUNS
 
@@ -82,6 +81,7 @@ URIS = [
     ("tasks s3://bucket/a s3://bucket/b", "is not a folder that lm-eval wrote"),
 ]
 
+WRITTEN = {"out", "records", "report", "output", "write", "kld", "write_recipe"}  # flags that name what is written
 REPLICAS = [
     (f"{ABC} --replicas 0", "--replicas 0 leaves nobody to score"),
     (f"{ABC} --replicas two", "'two' is not a whole number"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scoremode.cli.commands import VERBS
+from scoremode.cli.commands import COMMANDS
 from tests.hostile import harness
 from tests.hostile.cases import Case, all_cases
 from tests.hostile.harness import Outcome, problems
@@ -33,7 +33,7 @@ def test_the_table_is_large_and_leaves_no_command_out() -> None:
     assert len(CASES) == len(set(CASES))
     assert len(CASES) >= 200
     named = {case.command.split(" ")[0] for case in CASES}
-    assert [verb for verb in VERBS if verb not in named] == []
+    assert [verb for verb in COMMANDS if verb not in named] == []
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,12 @@ import pytest
 
 import scoremode as sm
 from scoremode.cli.commands import build_parser
-from scoremode.cli.parser import WRITTEN
 from scoremode.core.disk import folders
 from scoremode.core.verbs.outputs import Output
 from scoremode.errors import CandidatesError, RunError
 from scoremode.reports.card import MARKERS
-from tests.hostile.cases import Case
+from scoremode.studies.rollouts.texts import PARTIAL_TEXTS
+from tests.hostile.cases import WRITTEN, Case
 from tests.hostile.harness import Outcome, run, snapshot
 from tests.makers import make_tiny_model
 from tests.studies.tasks.logs import drawn, write_log
@@ -61,7 +61,7 @@ OTHER_WRITERS = {
 }
 BESIDE = {"compare --records", "card --out", "card --out, eval-results"}  # names of ours: another result is kept
 OTHERS = {"runs": "others", "records": "notes", "rollouts": "other rollouts", "log": "other log"}  # other questions
-JOURNALS = (folders.JOURNAL, folders.PARTIAL_TEXTS, folders.ROWS)  # gone when a command has ended
+JOURNALS = (folders.JOURNAL, PARTIAL_TEXTS, folders.ROWS)  # gone when a command has ended
 
 
 def flags_that_write() -> Iterator[str]:

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scoremode.core import extensions
 from scoremode.core.scores.columns import Divergences
 from scoremode.core.statistics.comparison import Comparison, Comparisons
 from scoremode.core.statistics.depth import depths_of
 from scoremode.core.store.run import Run
 from scoremode.errors import InputError
 from scoremode.reports.html import drawing
-from scoremode.reports.html.page import notebook_html, render, report
+from scoremode.reports.html.page import RESULTS, ResultPage, render, report
 from scoremode.reports.html.scored_text import page_data, reading_order
 from scoremode.reports.html.templating import asset, escaped, visible
 from scoremode.reports.served import run_name
@@ -200,14 +201,14 @@ def test_no_two_templates_have_one_name() -> None:
 def test_notebook_tables_are_escaped() -> None:
     comparisons, runs = hostile()
     for value in (runs[0], comparisons[0], Comparisons(comparisons)):
-        table = notebook_html(value)
+        table = RESULTS.table(value)
         assert table is not None
         parsed = Page(table)
         assert parsed.wrong == []
         allowed = "table caption thead tbody tr th td span div small"
         assert {tag for tag, _ in parsed.tags} <= set(allowed.split())
         table.encode()
-    assert "± 0.31" in Page(notebook_html(runs[0]) or "").text
+    assert "± 0.31" in Page(RESULTS.table(runs[0]) or "").text
 
 
 def test_a_hundred_thousand_tokens_fit_into_eight_megabytes() -> None:
@@ -344,3 +345,22 @@ def test_an_axis_has_a_few_different_labels(axis: Any, low: float, high: float) 
     labels = [text for _, text in axis(low, high, "x").marks()]
     assert 2 <= len(labels) <= 12
     assert len(set(labels)) == len(labels)
+
+
+class Words(str):
+    """A result of a wing."""
+
+
+class WordsOffer(extensions.PageOffer):
+    def load(self) -> Any:
+        return ResultPage(lambda results: f"a page of {len(results)}", ("words stand alone", "write several"), False)
+
+
+def test_a_result_of_a_wing_has_its_own_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    offer = WordsOffer(shows=(f"{__name__}:Words",), code="of this file")
+    monkeypatch.setattr(extensions, "wings", lambda: (extensions.Wing(offers=(offer,)),))
+    report(tmp_path / "page.html", Words("a"))
+    assert (tmp_path / "page.html").read_text().startswith("a page of 1")
+    for results in ([Words("a"), Words("b")], [Words("a"), *hostile()[1]]):
+        with pytest.raises(InputError, match="words stand alone"):
+            report(tmp_path / "other.html", *results)

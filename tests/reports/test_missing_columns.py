@@ -28,7 +28,7 @@ from scoremode.core.verbs.baselines import of_runs
 from scoremode.errors import EngineError, RunError
 from scoremode.reports.comparisons import summary
 from scoremode.reports.gate import check, parse
-from scoremode.reports.html.page import notebook_html, render
+from scoremode.reports.html.page import RESULTS, render
 from scoremode.reports.model_card import markdown
 from scoremode.reports.runs import run_blocks, sequence_blocks
 from scoremode.studies.kld.statistics import llamacpp_statistics, llamacpp_text
@@ -212,7 +212,7 @@ def test_the_table_and_a_notebook_say_not_measured(given: Given) -> None:
         assert ("not measured" in line_of(shown, label)) == (column not in columns), label
     assert "nan" not in shown
     assert "None" not in shown
-    assert (notebook_html(run) or "").count("not measured") == sum(column not in columns for column in NEEDS.values())
+    assert (RESULTS.table(run) or "").count("not measured") == sum(column not in columns for column in NEEDS.values())
 
 
 def test_the_report_shows_nothing_that_was_not_measured(given: Given) -> None:
@@ -267,7 +267,7 @@ def test_gates_ranks_cards_and_pages_say_that_there_is_no_same_top(tmp_path: Pat
     assert card.splitlines()[3].endswith("| not measured |")
     assert "Same top: not measured (no first choices from candidate)." in card
     assert "Same top: not measured (no first choices from candidate)." in render([found])
-    assert "not measured" in (notebook_html(found) or "")
+    assert "not measured" in (RESULTS.table(found) or "")
     theirs = llamacpp_statistics(found)
     assert "same_top" not in theirs
     assert "Same top p: not measured" in llamacpp_text(theirs)

@@ -147,3 +147,7 @@ def test_small_and_unknown_numbers_in_the_metadata() -> None:
     assert {r.metric_type: r.metric_value for r in data.eval_results} == {"perplexity": 12.0, "kl_divergence": 1.25e-05}
     with pytest.raises(RunError, match="no metric"):
         model_index(with_statistics(c, ppl_candidate=None, kl_mean=None, ppl_ratio=None))
+
+
+def test_code_is_fenced_by_one_backtick_more_than_it_has() -> None:
+    assert [code(text) for text in ("a", "a`b", "``a")] == ["`a`", "``a`b``", "``` ``a ```"]

@@ -14,7 +14,7 @@ import pytest
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.statistics.estimate import GroupSums
 from scoremode.errors import RunError
-from scoremode.reports.ranking import closest_first, p_value, pareto_front, told_apart
+from scoremode.reports.ranking import closest_first, p_value, pairs_tested, pareto_front, told_apart
 from scoremode.values import Estimate
 from tests.core.statistics.test_comparison import compared
 
@@ -135,3 +135,9 @@ def test_the_front_is_what_the_definition_says(seed: int) -> None:
 def test_ties_and_values_that_are_not_known() -> None:
     assert pareto_front([math.nan, 8.0, None, 4.0], [0.1, 0.1, 0.1, None]) == [1]
     assert pareto_front([4.0, 4.0], [0.1, 0.1]) == [0, 1], "equal in both: neither beats the other"
+
+
+def test_a_footnote_says_how_several_pairs_were_tested() -> None:
+    three = [candidate(name, level) for name, level in (("a", 0.1), ("b", 0.2), ("c", 0.3))]
+    assert [pairs_tested(three[:count]) for count in (0, 1, 2)] == ["", "", ""]
+    assert pairs_tested(three) == "3 pairs tested together (Holm's method), at most 5 % false differences in all"

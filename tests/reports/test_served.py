@@ -8,7 +8,7 @@ import pytest
 
 from scoremode.reports.comparisons import comparison_json
 from scoremode.reports.model_card import markdown
-from scoremode.reports.served import PartSize, ServedModel, in_groups, served, served_manifest
+from scoremode.reports.served import ServedModel, ServedPart, in_groups, served, served_manifest
 from scoremode.reports.text import middle_cut
 from tests.reports.demo import make_baseline, make_comparison, make_formats
 
@@ -25,7 +25,7 @@ def test_what_a_manifest_says() -> None:
         "sizes": SIZES,
     }
     its = served_manifest(said)
-    parts = (PartSize("body", 450, 800), PartSize("embedding", 100, 100))
+    parts = (ServedPart("body", 450, 800), ServedPart("embedding", 100, 100))
     assert its == ServedModel("GGUF Q4_K_M", "vllm", "0.32.0", 5.0, 550, parts)
     assert [part.bits_per_weight for part in its.parts] == [4.5, 8.0]
     assert (its.group, its.line) == ("GGUF · vllm", "GGUF Q4_K_M, vllm 0.32.0")

@@ -163,6 +163,8 @@ def test_sizes_are_drawn_if_no_bits_are_known(made: Made) -> None:
     page = size_section(comparisons)
     assert "KL against size" in page
     assert "size, GiB" in page
+    drawn, _ = chart_of(comparisons)
+    assert [p.size for p in drawn.points] == [c.manifest["bytes"] / 1024**3 for c in comparisons]
     bare = [without(c, "bits_per_weight", "bytes") for c in made]
     assert "size not known" in size_section(bare)
     assert "<svg" not in size_section(bare)
@@ -178,6 +180,7 @@ def test_only_measures_with_values_are_offered(made: Made) -> None:
 
 def test_two_candidates_are_needed(made: Made) -> None:
     assert size_section(made[:1]) == ""
+    assert "which needs two candidates" not in size_section(made[:2])
     page = section(made[:2], _0={n.name: None for n in DRAWN})
     assert page.count("which needs two candidates. Not drawn: Qwen3-4B-Instruct-2507-Q8_0.gguf: ") == 3
     assert "<svg" not in page

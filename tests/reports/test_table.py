@@ -14,8 +14,7 @@ from rich.console import Console
 import scoremode as sm
 from scoremode.console.terminal import console, renderable
 from scoremode.core.verbs.prob.sequence import SequenceScore, TokenScore
-from scoremode.reports.numbers import with_error
-from scoremode.reports.runs import plan_blocks, run_blocks, sequence_blocks
+from scoremode.reports.runs import plan_blocks, run_blocks, sequence_blocks, with_error
 from scoremode.values import Estimate
 
 

@@ -211,6 +211,8 @@ perplexity of three documents alone | - | - | 0.02 ± 0 | - | 3
     not known | KL and first choices were not measured & 3 documents give no ± (5 are needed) | changed & likel
 perplexity alone, not clear, and what would decide | - | - | 0.01 ± 0.02 | - | 20
     not known | KL and first choices were not measured & may be chance & give more documents | changed & likel
+a mean of exactly the floor, whose error is as large | 0.0002 ± 0.0002 | 0 | 0.0001 ± 0.0005 | 0.0002 | 20
+    a difference within the noise | KL 0.00020 ± 0.00020 | changed & targets
 routes of experts flip as often as they flip again | 1e-13 ± 0 | 0 | 0.0001 ± 0.0005 | routes | 20 | 2 targets by 0.01
     not known | not known: KL 4.0e-5 ± 4.0e-5, floor 3.91e-5 & give more documents | changed & likel
 one window in 35 rounds otherwise | 1e-13 ± 0 | 0 | 0.0001 ± 0.0005 | 0 | 20 | 9 targets by 0.0002 in bfloat16
@@ -389,6 +391,21 @@ def test_a_path_differs_if_it_exceeds_all_noise_that_was_measured(
     few = replace(path, groups=np.zeros_like(path.groups))
     if level == "changed":  # without an error, nobody knows
         assert judged([few]) == ["not known"]
+
+
+@pytest.mark.parametrize(("high", "level"), [(0.002, "a difference within the noise"), (0.0021, "not known")])
+def test_a_mean_above_the_floor_is_noise_if_its_upper_bound_is_at_most_twice_the_floor(high: float, level: str) -> None:
+    c = with_statistics(shifted(1e-9, kl=0.0009), kl_mean=0.0015, kl_mean_low=0.0005, kl_mean_high=high)
+    assert judged([c]) == [level]
+
+
+def test_paths_have_the_same_bits_only_if_no_token_and_no_distribution_moved() -> None:
+    c = shifted(1e-8, kl=3e-12, floor=1e-11)
+    path = replace(c, manifest={**c.manifest, "rerun": {"rms": 0.0, "words": "2 windows, one at a time"}})
+    moves = [(0.0, 0.0), (0.0, 1e-3), (1e-3, 0.0)]
+    judged_paths = [with_statistics(path, delta_logprob_max=delta, kl_max=kl) for delta, kl in moves]
+    same = ["the same bits as prefill" in said.sentence for c in judged_paths for said in verdicts([c])]
+    assert same == [True, False, False]
 
 
 def test_a_small_difference_of_paths_is_told_without_exponents() -> None:

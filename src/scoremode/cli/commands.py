@@ -10,37 +10,76 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import cache
 
 from scoremode import errors
-from scoremode.cli import other_tools
-from scoremode.cli.comparing_verbs import CardVerb, CompareVerb, ReportVerb
-from scoremode.cli.completion import CompletionVerb, script
-from scoremode.cli.help import add_help_flags, overview
-from scoremode.cli.listing_verbs import CacheVerb, InfoVerb
-from scoremode.cli.parser import BAD_INPUT, MOST_REPEATED, Parser, in_our_words
-from scoremode.cli.scoring_verbs import PlanVerb, PplVerb, ProbVerb, ReferenceVerb
+from scoremode.cli.parser import BAD_INPUT, MOST_REPEATED, Parser, add_help_flags, in_our_words, overview
 from scoremode.console import signals, streams
-from scoremode.console.verb import Verb
+from scoremode.console.flags import Verb
 from scoremode.core import extensions
+from scoremode.core.extensions import FormatOffer, VerbEntry, offered
 from scoremode.core.reading import text_waits
-from scoremode.core.typed import typed
 from scoremode.errors import ScoremodeError, did_you_mean, harmless, print_line
 from scoremode.version import __version__
 
-GROUPS: dict[str, dict[str, Verb]] = {
-    "score one model": {"ppl": PplVerb(), "prob": ProbVerb(), "plan": PlanVerb()},
-    "compare models": {"compare": CompareVerb(), "reference": ReferenceVerb()},
-    "results": {"report": ReportVerb(), "card": CardVerb(), "cache": CacheVerb()},
+
+def _reported() -> list[str]:
+    """Files of wings that ``report`` shows, in a word each."""
+    return [kind.report.partition(",")[0] for kind in offered(FormatOffer) if kind.report]
+
+
+def _or_page() -> str:
+    return " or as one HTML page" if "report" in extensions.public_names() else ""
+
+
+GROUPS: dict[str, dict[str, VerbEntry]] = {
+    "score one model": {
+        "ppl": VerbEntry("perplexity of a text by a named method", "cli.scoring_verbs:PplVerb"),
+        "prob": VerbEntry("probability of targets after a prompt", "cli.scoring_verbs:ProbVerb"),
+        "plan": VerbEntry(
+            "a dry run: windows, targets, work and memory; loads no weights", "cli.scoring_verbs:PlanVerb"
+        ),
+    },
+    "compare models": {
+        "compare": VerbEntry(
+            "what changed between a baseline and its candidates, with error bars", "cli.comparing_verbs:CompareVerb"
+        ),
+        "reference": VerbEntry(
+            "score a text with a baseline and keep its hidden states for comparisons", "cli.scoring_verbs:ReferenceVerb"
+        ),
+    },
+    "results": {
+        "report": VerbEntry(
+            f"{' or '.join(['runs that were kept with --out', *_reported()])}, in the terminal{_or_page()}",
+            "cli.comparing_verbs:ReportVerb",
+        ),
+        "card": VerbEntry(
+            "comparisons for a model card, in the dialects of publishers", "cli.comparing_verbs:CardVerb"
+        ),
+        "cache": VerbEntry(
+            "what is kept in the cache folder; scoremode cache prune removes from it", "cli.listing_verbs:CacheVerb"
+        ),
+    },
     "with other programs": {},
     "this installation": {
-        "info": InfoVerb(),
-        "completion": CompletionVerb(lambda shell: completion(shell)),  # noqa: PLW0108 - it is defined below
+        "info": VerbEntry("versions, devices, engines and methods of this installation", "cli.listing_verbs:InfoVerb"),
+        "completion": VerbEntry(
+            "print the script for tab completion in bash, zsh or fish", "cli.completion:CompletionVerb"
+        ),
     },
 }  # those of the core; wings add theirs
 for group, added in extensions.verbs().items():
-    GROUPS.setdefault(group, {}).update({name: extensions.load(address)() for name, address in added.items()})
-VERBS = {name: verb for verbs in GROUPS.values() for name, verb in verbs.items()}
-RENAMED = {old: now for verb in VERBS.values() for old, now in verb.renamed.items()}
+    GROUPS.setdefault(group, {}).update(added)
+COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}
+
+
+@cache
+def verb_of(name: str) -> Verb:
+    """A verb by its name; its file is imported now."""
+    verb: Verb = extensions.load(COMMANDS[name].code)()
+    return verb
+
+
 OUR_BUG = 70
 STDIN = ("/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 
@@ -64,12 +103,13 @@ def build_parser(wanted: str | None = None) -> Parser:
         description="Exactly what a language model, as it is served, thinks of a text.",
         usage="%(prog)s [-h] [--version] VERB …",
     )
-    if wanted in VERBS:
+    if wanted in COMMANDS:
         parser.all_verbs = lambda: build_parser().verbs()
     parser.add_argument("--version", action="version", version=f"scoremode {__version__}", help="show the version")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", prog="scoremode", parser_class=Parser)
-    for name, verb in ({wanted: VERBS[wanted]} if wanted in VERBS else VERBS).items():
-        sub = verbs.add_parser(name, help=verb.summary, description=verb.summary, epilog=verb.epilog, add_help=False)
+    for name in [wanted] if wanted in COMMANDS else COMMANDS:
+        verb, about = verb_of(name), COMMANDS[name].summary
+        sub = verbs.add_parser(name, help=about, description=about, epilog=verb.epilog, add_help=False)
         sub.verb = verb
         verb.add_arguments(sub)
         if not verb.passes_all_on:
@@ -77,16 +117,6 @@ def build_parser(wanted: str | None = None) -> Parser:
         add_help_flags(sub)
         sub.set_defaults(run=verb.run)
     return parser
-
-
-@typed
-def completion(shell: str) -> str:
-    """Returns the script that completes commands in ``shell`` (bash, zsh or fish); it needs the package shtab.
-
-    >>> "scoremode" in completion("bash")
-    True
-    """
-    return script(build_parser(), shell)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -120,10 +150,10 @@ def _drop_unusable_threads() -> None:
 def _run(arguments: list[str]) -> int:
     if arguments[:1] in (["help"], ["version"]):
         arguments = [*arguments[1:2], "--help"] if arguments[0] == "help" else ["--version"]
-    if arguments and arguments[0] in VERBS and VERBS[arguments[0]].passes_all_on:
-        return int(VERBS[arguments[0]].run(argparse.Namespace(words=arguments[1:])) or 0)
+    if arguments and arguments[0] in COMMANDS and (verb := verb_of(arguments[0])).passes_all_on:
+        return int(verb.run(argparse.Namespace(words=arguments[1:])) or 0)
     parser = build_parser(arguments[0] if arguments else None)
-    if arguments and not arguments[0].startswith("-") and arguments[0] not in VERBS:
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
         return _complain(_no_command(*arguments))
     try:
         parsed = parser.parse_args(arguments)
@@ -145,18 +175,19 @@ def _run(arguments: list[str]) -> int:
 
 def _no_command(name: str, *arguments: str) -> str:
     """What to type instead of a command that there is not, or no longer."""
+    from scoremode.cli import other_tools
     from scoremode.core.disk.manifests import command_without_secrets  # heavy
 
     typed = shlex.join(command_without_secrets(list(arguments)))
     typed = typed if len(typed) <= MOST_REPEATED else ""
-    if name in RENAMED:
-        now, usual = RENAMED[name]
+    if renamed := [verb.renamed[name] for verb in map(verb_of, COMMANDS) if name in verb.renamed]:
+        now, usual = renamed[0]
         return f"{name} is part of another command now; type scoremode {now.format(typed or usual).rstrip()}"
-    meant = [verb for verb in other_tools.VERBS.get(name, "").split() if verb in VERBS]
-    instead = f"did you mean {' or '.join(meant)}?" if meant else did_you_mean(name, VERBS)
+    meant = [verb for verb in other_tools.VERBS.get(name, "").split() if verb in COMMANDS]
+    instead = f"did you mean {' or '.join(meant)}?" if meant else did_you_mean(name, COMMANDS)
     if len(meant) == 1:
         chosen = (verbs := build_parser().verbs())[meant[0]]
-        command = f"{chosen.prog} {typed}" if typed else VERBS[meant[0]].examples[0]
+        command = f"{chosen.prog} {typed}" if typed else verb_of(meant[0]).examples[0]
         meanings = in_our_words(arguments, chosen, verbs)
         instead = f"type {command}" if meanings is None else meanings
         instead = instead if "type " in instead else f"type {chosen.prog}; {meanings}"

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from scoremode.console import flags
+from scoremode.console.flags import Verb
 from scoremode.console.output import (
     checked_report,
     print_json,
@@ -17,23 +18,24 @@ from scoremode.console.output import (
     verdict,
     write_report,
 )
-from scoremode.console.verb import Verb
-from scoremode.core import extensions
-from scoremode.errors import CandidatesError, OptionError, ScoremodeError
-from scoremode.reports.parts import comparison_parts, offered_parts, report_input
+from scoremode.core.extensions import BaselineOffer, FormatOffer, PartOffer, offered
+from scoremode.errors import CandidatesError, OptionError, ScoremodeError, listed
+from scoremode.reports.parts import comparison_parts, format_shown, parts_meant
 
 if TYPE_CHECKING:
+    from scoremode.core.extensions import ResultPart
     from scoremode.core.statistics.comparison import Comparison
-    from scoremode.reports.parts import ResultPart
     from scoremode.reports.table import Block
 
 logger = logging.getLogger(__name__)
 
 CANDIDATES_FAILED = 2  # the exit code
+FILES = [kind.about.removeprefix("a ").partition(" of ")[0] for kind in offered(BaselineOffer)]
+BASELINES = [kind.about for kind in offered(BaselineOffer)]
+BASELINES += [part.as_baseline for part in offered(PartOffer) if part.as_baseline]
 
 
 class CompareVerb(Verb):
-    summary = "what changed between a baseline and its candidates, with error bars"
     examples = (
         "scoremode compare org/model model-Q4_K_M.gguf --corpus wikitext2",
         "scoremode compare reference/ org/model-W4A16 --report report.html",
@@ -43,16 +45,15 @@ class CompareVerb(Verb):
         *("--out", "--fail-if", "--report", "--markdown", "--json"),
     )
     epilog = (
-        "A BASELINE may also be a reference, a .kld file of llama.cpp, or rollouts:DIR with the trainer as the "
-        "CANDIDATE; both may be runs kept with --out. "
+        f"A BASELINE may also be {listed(['a reference', *BASELINES], 'or')}; both may be runs kept with --out. "
         "Several K/V types, as in --cache-type-k f16,q8_0, are candidates of one model. "
         "Exit code 1: a --fail-if rule holds, or --no-worse-than is not shown; "
         "2: a candidate failed, and the others are shown."
     )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        flags.add(parser, {"baseline BASELINE": "a model (GGUF too), reference, .kld file or run"})
-        models = "models of any format (GGUF and EXL3 too), runs, or folders or patterns of them"
+        flags.add(parser, {"baseline BASELINE": listed(["a model", "reference", *FILES, "run"], "or")})
+        models = "models of any format, runs, or folders or patterns of them"
         candidates = parser.add_argument("candidates", metavar="CANDIDATE", nargs="+", help=models)
         candidates.required = False  # several types of the K/V cache are candidates, too
         flags.add_question(parser)
@@ -67,17 +68,13 @@ class CompareVerb(Verb):
             "--by-depth": "also KL by depth in the window (always if K/V types are compared)",
             "--no-worse-than NATS": "exit code 1 unless the text is surely not less likely by so many nats per token",
             **flags.FEW_DOCUMENTS,
-            **{flag: about for part in offered_parts() for flag, about in part.flags.items()},
-            **{
-                flag: about
-                for output in extensions.offered("comparison-output")
-                for flag, about in output.flags.items()
-            },
+            **{flag: about for part in offered(PartOffer) for flag, about in part.flags.items()},
+            **{flag: about for kind in offered(FormatOffer) for flag, about in kind.compare.items()},
             **flags.COLUMNS,
             **flags.REPORT,
         }
         flags.add(parser.add_argument_group("comparison"), comparison_flags)
-        layouts = {f"--{layout.name}": layout.about for layout in extensions.offered("comparison-layout")}
+        layouts = {f"--{kind.name}": kind.layout for kind in offered(FormatOffer) if kind.layout}
         flags.add(parser.add_mutually_exclusive_group(), {**flags.CARDS, **layouts, **flags.JSON})
 
     def run(self, parsed: argparse.Namespace) -> int:
@@ -86,7 +83,8 @@ class CompareVerb(Verb):
         from scoremode.reports import gate
         from scoremode.reports.numbers import read_columns
 
-        for part in offered_parts():
+        wing_parts = parts_meant(parsed)
+        for part in wing_parts:
             if (code := part.instead(parsed)) is not None:
                 return code
         rules = [gate.parse(text) for text in parsed.fail_if or ()]  # before an hour of scoring
@@ -96,7 +94,7 @@ class CompareVerb(Verb):
         output = checked_report(parsed)
         failed: dict[str, ScoremodeError] = {}
         unwritten: ScoremodeError | None = None
-        part_arguments = [(part, arguments) for part in offered_parts() if (arguments := part.asked(parsed))]
+        part_arguments = [(part, arguments) for part in wing_parts if (arguments := part.asked(parsed))]
         with progress_bar("scoring") as progress:
             try:
                 comparisons: Sequence[Comparison] = compare(
@@ -112,7 +110,7 @@ class CompareVerb(Verb):
                     **flags.model_arguments(parsed),
                     baseline_engine=parsed.baseline_engine,
                     baseline_options={"dtype": parsed.baseline_dtype} if parsed.baseline_dtype else None,
-                    **{output.name: getattr(parsed, output.name) for output in extensions.offered("comparison-output")},
+                    **{kind.name: getattr(parsed, kind.name) for kind in offered(FormatOffer) if kind.compare},
                 )
             except CandidatesError as error:
                 comparisons, failed, unwritten = list(error.found.values()), error.failed, error.unwritten
@@ -149,14 +147,15 @@ def _show_comparison(
     parts: Sequence[ResultPart],
 ) -> None:
     """Prints a comparison in the layout that was asked for; ``parts`` are shown below its table."""
-    from scoremode.reports.model_card import layouts, markdown, model_index
+    from scoremode.reports.model_card import markdown, model_index
     from scoremode.reports.text import shown
 
-    layout = next((layout for name, layout in layouts().items() if getattr(parsed, name)), None)
+    layout = next((kind for kind in offered(FormatOffer) if kind.layout and getattr(parsed, kind.name)), None)
     if parsed.markdown:
         print(markdown(comparisons))
     elif layout is not None:
-        texts = [layout.text(c).rstrip("\n") for c in comparisons]
+        lines = layout.load()
+        texts = [lines.text(c).rstrip("\n") for c in comparisons]
         sections = [f"{shown(c.name)}\n\n{text}" for c, text in zip(comparisons, texts, strict=True)]
         print("\n\n".join(sections if len(comparisons) > 1 else texts))
     elif parsed.model_index:
@@ -204,8 +203,6 @@ def _tell_failed(failed: Mapping[str, ScoremodeError], *, others: bool = False, 
 
 
 class ReportVerb(Verb):
-    others = "".join(f" or {kind.about.partition(',')[0]}" for kind in extensions.offered("report-input"))
-    summary = f"runs that were kept with --out{others}, in the terminal or as one HTML page"
     examples = (
         "scoremode report runs/base",
         "scoremode report runs/base runs/q4 runs/q8 --output page.html",
@@ -214,7 +211,7 @@ class ReportVerb(Verb):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         runs = "a folder written with --out; of several, the first is the baseline of the others"
-        others = "".join(f"; or {kind.about}" for kind in extensions.offered("report-input"))
+        others = "".join(f"; or {kind.report}" for kind in offered(FormatOffer) if kind.report)
         flags.add(parser, {"run_folders RUN …": runs + others})
         if flags.HAS_PAGES:
             page = "write the HTML page there, as in page.html (default: show the numbers here)"
@@ -230,7 +227,7 @@ class ReportVerb(Verb):
         from scoremode.reports.numbers import read_columns
         from scoremode.reports.runs import run_blocks
 
-        if (shown := report_input(parsed.run_folders)) is not None:
+        if (shown := format_shown(parsed.run_folders)) is not None:
             shown.show(parsed)
             return
         page: Any = getattr(parsed, "output", None)
@@ -259,15 +256,17 @@ class ReportVerb(Verb):
             show(parsed, run.summary, lambda: run_blocks(run, parsed.worst))
 
 
+DIALECTS = ["markdown", "compact", "exl3", "model-index", "eval-results", "json"]
+DIALECTS += [kind.name for kind in offered(FormatOffer) if kind.layout]
+
+
 class CardVerb(Verb):
-    summary = "comparisons for a model card, in the dialects of publishers"
     examples = (
         "scoremode card runs/quants --write README.md",
         "scoremode card runs/quants --dialect json --out results",
     )
     epilog = (
-        "DIALECT is markdown, compact, exl3, model-index, eval-results, json or the name of a layout that compare can "
-        "print, such as llamacpp. --write replaces what stands "
+        f"DIALECT is {listed(DIALECTS, 'or')}. --write replaces what stands "
         "between <!-- scoremode begin --> and <!-- scoremode end -->, or for model-index between # scoremode begin and "
         "# scoremode end, and leaves the rest of the file alone."
     )

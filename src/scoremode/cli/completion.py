@@ -8,46 +8,47 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
-from collections.abc import Callable
 from typing import Any
 
-from scoremode.cli.parser import Parser
-from scoremode.console.verb import Verb
+from scoremode.console.flags import Verb
+from scoremode.core.typed import typed
 from scoremode.errors import InputError, OptionError, did_you_mean
 
 SHELLS = ("bash", "zsh", "fish")
-FILES = {
-    *("model", "baseline", "candidates", "corpus", "out", "report", "output", "file", "kld", "tokenizer", "adapter"),
-    *("run_folder", "run_folders", "include_path"),
-}
+FILES = ("FILE", "DIR", "FOLDER", ".jsonl", "MODEL", "BASELINE", "CANDIDATE", "RUN")
+"""What the values of flags and arguments that name files have in their names."""
 
 
 class CompletionVerb(Verb):
-    summary = "print the script for tab completion in bash, zsh or fish"
     examples = (
         'eval "$(scoremode completion bash)"',
         "scoremode completion fish > ~/.config/fish/completions/scoremode.fish",
     )
     prints_json = False
 
-    def __init__(self, script_for: Callable[[str], str]) -> None:
-        self._script_for = script_for  # a shell; it is made from the parser of the whole command line
-
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
 
     def run(self, parsed: argparse.Namespace) -> None:
-        sys.stdout.write(self._script_for(parsed.shell))
+        sys.stdout.write(completion(parsed.shell))
 
 
-def script(parser: Parser, shell: str) -> str:
-    """The script for a shell that completes what the parser reads."""
+@typed
+def completion(shell: str) -> str:
+    """Returns the script that completes commands in ``shell`` (bash, zsh or fish); it needs the package shtab.
+
+    >>> "scoremode" in completion("bash")
+    True
+    """
     if shell not in SHELLS:
         raise OptionError(f"there is no completion for '{shell}'", fix=did_you_mean(shell, SHELLS))
     if importlib.util.find_spec("shtab") is None:
         raise InputError("tab completion needs the package shtab", fix="pip install 'shtab>=1.13,<2'")
     import shtab
 
+    from scoremode.cli.commands import build_parser
+
+    parser = build_parser()
     for verb in parser.verbs().values():
         for action in verb._actions:
             _name_values(action, shtab.FILE)
@@ -63,5 +64,5 @@ def _name_values(action: Any, files: dict[str, str]) -> None:
         action.choices = sorted(METHODS)
     elif action.dest in ("engine", "baseline_engine"):
         action.choices = sorted(known_engines())
-    elif action.dest in FILES:
+    elif action.dest == "corpus" or any(word in str(action.metavar) for word in FILES):
         action.complete = files

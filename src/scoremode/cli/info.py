@@ -34,8 +34,9 @@ from scoremode.core.engine.registry import (
 )
 from scoremode.core.extensions import wings
 from scoremode.core.installation import installed_versions
-from scoremode.core.models.embedded import CONVERSION, EMBEDDED, EMBEDDED_INSTALL, SMALL_VOCABULARY, make_small_llama
+from scoremode.core.models.embedded import CONVERSION, EMBEDDED_INSTALL, SMALL_VOCABULARY, make_small_llama
 from scoremode.core.models.facts import inspect as inspect_model
+from scoremode.core.models.names import EMBEDDED
 from scoremode.core.models.subject import Subject
 from scoremode.core.plan.recipes import find_method, methods
 from scoremode.core.scores.answers import Answers, Window, WindowList

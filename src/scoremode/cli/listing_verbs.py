@@ -8,14 +8,11 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from scoremode.console import flags
+from scoremode.console.flags import Verb
 from scoremode.console.output import show
-from scoremode.console.verb import Verb
-
-KINDS = ("runs", "references", "prob", "attributions", "models", "logs", "tasks", "texts", "files", "tokenizers")
 
 
 class InfoVerb(Verb):
-    summary = "versions, devices, engines and methods of this installation"
     examples = (
         "scoremode info methods gptq",
         "scoremode info --test --engine transformers",
@@ -52,7 +49,6 @@ class InfoVerb(Verb):
 
 
 class CacheVerb(Verb):
-    summary = "what is kept in the cache folder; scoremode cache prune removes from it"
     examples = (
         "scoremode cache",
         "scoremode cache prune --older-than 30d --dry-run",
@@ -65,7 +61,7 @@ class CacheVerb(Verb):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         flags.add(parser, {"action prune": "remove entries (default: list them)"}, nargs="?")
         kinds = "only runs, references, prob, models, …; may be repeated (default: all)"
-        parser.add_argument("--kind", choices=KINDS, action="append", metavar="KIND", help=kinds)
+        parser.add_argument("--kind", action="append", metavar="KIND", help=kinds)
         prune = parser.add_argument_group("prune", "at least one of the first two")
         flags.add(prune, {"--older-than AGE": "what was not used for that long: 12h, 30d, 4w"})
         larger = "the least recently used, until the rest is at most that large: 500MB, 10GB"

@@ -11,26 +11,26 @@ import difflib
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from scoremode.cli.help import Formatter, verb_help
-from scoremode.cli.other_tools import FLAGS, NAMED
+from scoremode.console.flags import Verb
 from scoremode.console.streams import for_terminal
-from scoremode.console.verb import Verb
 from scoremode.core.arguments import STORES
 from scoremode.errors import few, harmless, listed, one_line, shortened
 
 BAD_INPUT = 2
+FLAG = re.compile(r"--[a-z][\w-]*")
 MAY_BE_EMPTY = {"prompt", "target", "text", "fail_if"}  # a prompt may be empty; the verbs refuse the others themselves
 TAKE_URIS = {
     *("corpus", "out", "report", "output", "file", "run_folder", "run_folders", "baseline", "candidates", "engine_arg"),
     *MAY_BE_EMPTY,
 }
 STORED = re.compile(rf"({'|'.join(STORES)})://", re.IGNORECASE)
-WRITTEN = {"out", "records", "report", "output", "write", "kld", "write_recipe"}  # flags that name what is written
+OUTPUTS = {"out", "report", "output"}  # those of them that are written
 MOST_REPEATED = 300  # characters of a command that an answer repeats
 LONGEST = 400  # characters of a complaint: an argument may be a whole book
+EVERYDAY = ("--help", "--help-all")
 
 
 class Once(argparse.Action):
@@ -52,12 +52,14 @@ class Parser(argparse.ArgumentParser):
     shows_all = False  # does its help show every flag?
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False, "formatter_class": Formatter, **kwargs})
+        super().__init__(*args, **{"allow_abbrev": False, "formatter_class": HelpFormatter, **kwargs})
         for name in (None, "store"):
             self.register("action", name, Once)
 
     def format_help(self) -> str:
-        return verb_help(self, None if self.shows_all else self.verb.everyday, self.verb.examples)
+        passes = self.verb.passes_on or self.verb.passes_all_on  # else flags of an example may have gone with a wing
+        examples = [line for line in self.verb.examples if passes or {*FLAG.findall(line)} <= self.flags()]
+        return verb_help(self, None if self.shows_all else self.verb.everyday, examples)
 
     def error(self, message: str) -> NoReturn:
         line = shortened(one_line(f"{self.prog}: {self._plainly(message)}"), LONGEST)
@@ -128,7 +130,7 @@ class Parser(argparse.ArgumentParser):
             values = value if isinstance(value, list) else [value]
             if action.dest not in TAKE_URIS and any(isinstance(uri, str) and STORED.match(uri) for uri in values):
                 self.error(f"{_name_of(action)} takes no URI; give a name or a path of this machine")
-            if action.dest in WRITTEN and isinstance(value, str) and value.lower().startswith("memory://"):
+            if action.dest in OUTPUTS and isinstance(value, str) and value.lower().startswith("memory://"):
                 self.error(f"{_name_of(action)} memory:// would be lost with this process; give a path or another URI")
 
     def verbs(self) -> dict[str, Parser]:
@@ -175,6 +177,8 @@ def _nearest(flag: str, chosen: Parser) -> list[str]:
 
 def in_our_words(typed: Iterable[str], chosen: Parser, verbs: Mapping[str, Parser]) -> str | None:
     """What to type instead of the arguments of a verb; None if they have no words of other tools."""
+    from scoremode.cli.other_tools import FLAGS, NAMED
+
     flags, everything = chosen.flags(), {*verbs}.union(*(verb.flags() for verb in verbs.values()))
     flags |= {"MODEL" for action in chosen._actions if action.dest in ("model", "baseline")}
     meant, command, is_clear = list[str](), [chosen.prog], True
@@ -216,3 +220,91 @@ def _not_taken(word: str, typed: list[str], chosen: Parser) -> str:
     if word in corpora().found or word.lower().endswith((*TEXTS, ".raw")):
         return f"{line}; a text is given as --corpus {shlex.quote(word)}"
     return f"{line}: one model is scored; scoremode compare BASELINE CANDIDATE … takes several"
+
+
+# ── help: the flags of every day and two examples; --help-all prints every flag ──────────────────────────────────────
+def add_help_flags(parser: Any) -> None:
+    """Add ``--help`` and ``--help-all`` to a parser that was made without argparse's own help flag."""
+    parser.add_argument("-h", "--help", action="help", help="show this page")
+    about = "show every flag, those of each engine apart"
+    nowhere = argparse.SUPPRESS
+    parser.add_argument("--help-all", action=ShowEverything, nargs=0, dest=nowhere, default=nowhere, help=about)
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Shows a value once: ``-f, --corpus TEXT``, as Python does from 3.13 on."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=26)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        shown = super()._format_action_invocation(action)
+        return shown.replace(f" {action.metavar},", ",") if len(action.option_strings) > 1 else shown
+
+
+class ShowEverything(argparse.Action):
+    """An argparse action that prints the full help and ends the command."""
+
+    def __call__(self, parser: Any, *_: Any) -> None:
+        parser.shows_all = True
+        parser.print_help()
+        parser.exit()
+
+
+def verb_help(parser: argparse.ArgumentParser, everyday: Collection[str] | None, examples: Sequence[str]) -> str:
+    """The help of a verb: flags in ``everyday`` alone, or all of them if it is None; then its examples."""
+    formatter = parser._get_formatter()
+    formatter.add_usage(_usage(parser), parser._actions, [])
+    formatter.add_text(parser.description)
+    # the flags that every verb has come last, before them those of one engine each
+    groups = sorted(parser._action_groups[1:], key=lambda group: _place(parser, group))
+    for group in [parser._action_groups[0], *groups]:
+        shown = [action for action in group._group_actions if everyday is None or _is_shown(action, everyday)]
+        if shown:
+            titles = {parser._positionals: "arguments", parser._optionals: "more"}
+            formatter.start_section(titles.get(group, group.title))
+            formatter.add_text(group.description if everyday is None else None)
+            formatter.add_arguments(shown)
+            formatter.end_section()
+    formatter.add_text(parser.epilog if everyday is None else None)
+    return formatter.format_help() + _examples(examples)
+
+
+def _is_shown(action: argparse.Action, everyday: Collection[str]) -> bool:
+    return not action.option_strings or any(flag in (*EVERYDAY, *everyday) for flag in action.option_strings)
+
+
+def _place(parser: argparse.ArgumentParser, group: argparse._ArgumentGroup) -> int:
+    return 2 if group is parser._optionals else 1 if (group.title or "").startswith("engine ") else 0
+
+
+def _usage(parser: argparse.ArgumentParser) -> str:
+    """The usage with the names of the arguments alone; argparse would list every flag."""
+    places = []
+    for action in parser._positionals._group_actions:
+        name = str(action.metavar or action.dest)
+        many = f"{name} …" if action.nargs in ("+", "*") else name
+        places.append(f"[{many}]" if action.nargs in ("?", "*") else many)
+    needed = [action for action in parser._actions if action.required and action.option_strings]
+    places += [f"{action.option_strings[0]} {action.metavar}" for action in needed]
+    return " ".join(["%(prog)s", *places, "[flags]"])
+
+
+def _examples(commands: Sequence[str]) -> str:
+    return "\nexamples:\n" + "".join(f"  {command}\n" for command in commands) if commands else ""
+
+
+def overview(parser: argparse.ArgumentParser, groups: Mapping[str, Collection[str]], examples: Sequence[str]) -> str:
+    """The help of scoremode itself: the verbs in their groups."""
+    (verbs,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    formatter = parser._get_formatter()
+    formatter.add_usage(parser.usage, parser._actions, [])
+    formatter.add_text(parser.description)
+    for title, names in groups.items():
+        formatter.start_section(title)
+        formatter.add_arguments([choice for choice in verbs._choices_actions if choice.dest in names])
+        formatter.end_section()
+    formatter.start_section("more")
+    formatter.add_arguments([action for action in parser._actions if action.option_strings])
+    formatter.end_section()
+    return formatter.format_help() + _examples(examples)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scoremode.console import flags
+from scoremode.console.flags import Verb
 from scoremode.console.output import print_blocks, print_json_list, progress_bar, show
-from scoremode.console.verb import Verb
-from scoremode.core import extensions
+from scoremode.core.extensions import FormatOffer, offered
 from scoremode.core.verbs.shared_flags import RUN
 from scoremode.errors import InputError, OptionError
 
@@ -28,7 +28,6 @@ SECTION = 1 << 14
 
 
 class PplVerb(Verb):
-    summary = "perplexity of a text by a named method"
     examples = (
         "scoremode ppl smollm2-135m --corpus python-docs --num-samples 5",
         "scoremode ppl model-Q4_K_M.gguf --corpus wikitext2 --method llamacpp",
@@ -81,7 +80,6 @@ def _places(questions: Sequence[Question], place: Place) -> list[Place]:
 
 
 class PlanVerb(Verb):
-    summary = "a dry run: windows, targets, work and memory; loads no weights"
     examples = (
         "scoremode plan smollm2-135m --corpus python-docs",
         "scoremode plan org/model --corpus wikitext2 --method gptq",
@@ -104,14 +102,13 @@ class PlanVerb(Verb):
 
 
 class ReferenceVerb(Verb):
-    summary = "score a text with a baseline and keep its hidden states for comparisons"
     examples = (
         "scoremode reference org/model --corpus wikitext2 --out reference",
         "scoremode reference org/model --corpus wikitext2 --method gptq --out ref",
     )
     everyday = (
         *(*flags.EVERYDAY_TEXT, *flags.EVERYDAY_METHOD, *flags.EVERYDAY_ENGINE),
-        *("--out", "--kld", "--fresh", "--json"),
+        *("--out", *(flag.split()[0] for kind in offered(FormatOffer) for flag in kind.reference), "--fresh", "--json"),
     )
     epilog = (
         "A reference holds the exact distributions of every target: scoremode compare DIR CANDIDATE needs nothing else."
@@ -119,10 +116,9 @@ class ReferenceVerb(Verb):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         flags.add_model(parser)
-        outputs = extensions.offered("reference-output")
         reference_flags = {
             "--out DIR": "keep it there; an interrupted one resumes",
-            **{flag: about for output in outputs for flag, about in output.flag.items()},
+            **{flag: about for kind in _files() for flag, about in kind.reference.items()},
             "--fresh": "make it again even if one is there, and replace it",
         }
         flags.add(parser.add_argument_group("reference"), reference_flags)
@@ -132,10 +128,9 @@ class ReferenceVerb(Verb):
         from scoremode.core.verbs.reference import reference
         from scoremode.reports.runs import run_blocks
 
-        outputs = extensions.offered("reference-output")
-        files = {output.name: getattr(parsed, output.name) for output in outputs}
+        files = {kind.name: getattr(parsed, kind.name) for kind in _files()}
         if parsed.out is None and not any(files.values()):
-            others = "".join(f", or {flag}" for output in outputs for flag in output.flag)
+            others = "".join(f", or {flag}" for kind in _files() for flag in kind.reference)
             raise OptionError("the reference has no place to go", fix=f"give --out DIR{others}")
         with progress_bar("scoring") as progress:
             result = reference(
@@ -148,13 +143,17 @@ class ReferenceVerb(Verb):
                 **flags.model_arguments(parsed),
             )
         lines = [f"kept in {parsed.out}; scoremode compare {parsed.out} CANDIDATE"] if parsed.out else []
-        lines += [line for output in outputs if files[output.name] for line in output.used_by(files[output.name])]
+        lines += [line for kind in _files() if (file := files[kind.name]) for line in kind.load().used_by(file)]
         facts = {**result.summary(), "reference": parsed.out, **files}
         show(parsed, lambda: facts, lambda: [*run_blocks(result), "", *lines])
 
 
+def _files() -> list[FormatOffer]:
+    """Formats of files that a reference can be written as."""
+    return [kind for kind in offered(FormatOffer) if kind.reference]
+
+
 class ProbVerb(Verb):
-    summary = "probability of targets after a prompt"
     examples = (
         'scoremode prob smollm2-135m --prompt "1 + 1 =" --target " 2" --target " 3"',
         "scoremode prob org/model --file pairs.jsonl --out results.jsonl",
@@ -167,7 +166,7 @@ class ProbVerb(Verb):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         prob_flags = {
-            **flags.MODEL,
+            **flags.model_flag(),
             "--prompt PROMPT": "what stands before",
             "--target TEXT …": "what may follow; give it once for each",
             "--file PAIRS.jsonl": "pairs from a file",

@@ -1,23 +1,53 @@
-"""Flags that several verbs share: how each is read. Options say themselves what they do, others in shared_flags.py."""
+"""A command of the command line, and the flags that several share: how each is read.
+
+Options say themselves what they do, others in shared_flags.py.
+"""
 
 from __future__ import annotations
 
 import argparse
 import math
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
-from scoremode.core import extensions, strict_json
+from scoremode.core import strict_json
 from scoremode.core.arguments import secret_on_command_line
 from scoremode.core.engine.options import HUB_TOKEN
+from scoremode.core.extensions import ReplicasOffer, offered, public_names
 from scoremode.core.options import KnownOption
 from scoremode.core.verbs.shared_flags import ENGINE
-from scoremode.core.verbs.shared_flags import MODEL as MODEL  # noqa: PLC0414
 from scoremode.core.verbs.shared_flags import Flags as Flags  # noqa: PLC0414
+from scoremode.core.verbs.shared_flags import model_flag as model_flag  # noqa: PLC0414
 from scoremode.errors import OptionError, shortened
 
 
+class Verb:
+    """A command of the command line: its help, its flags, and its work; its ``VerbEntry`` has its line of help."""
+
+    epilog: str | None = None
+    examples: tuple[str, ...] = ()  # two, or one where there is nothing else to show
+    everyday: tuple[str, ...] | None = None  # flags that --help shows; None: all of them. --help-all shows all
+    passes_on = False  # are flags that are not ours those of another program?
+    passes_all_on = False  # are all of them? ``words`` has them
+    prints_json = True  # has it --json?
+    renamed: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    """Commands of older versions that are part of this one: what to type now, with {} for the words after the name, and
+    the words to show where none were typed."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        raise NotImplementedError
+
+    def instead(self, flag: str) -> str | None:
+        """What to type instead of a flag that the verb does not have, or no longer has; None: nothing is known."""
+        return None
+
+    def run(self, parsed: argparse.Namespace) -> int | None:
+        """Does the work and prints the result; returns the exit code if it is not 0."""
+        raise NotImplementedError
+
+
+# ── how flags are read ───────────────────────────────────────────────────────────────────────────────────────────────
 def integer(text: str) -> int:
     """Reads a whole number in plain digits, for argparse; refuses ``1e3``, ``' 5'`` and ``1_000``."""
     if not re.fullmatch(r"[+-]?[0-9]+", text, re.ASCII):
@@ -106,7 +136,7 @@ COLUMNS: Flags = {"--columns NAME,…": "more statistics in the table, as in ove
 FEW_DOCUMENTS: Flags = {
     "--few-documents": "claim things of fewer than ten effective documents too, and say how often that is false"
 }
-HAS_PAGES = "report" in extensions.public_names()
+HAS_PAGES = "report" in public_names()
 REPORT: Flags = {"--report FILE": "write the HTML report there"} if HAS_PAGES else {}
 SEVERAL = ("corpus", "method")  # of a question: a command that asks several takes each of them again
 BASELINE: Flags = {"--baseline-engine NAME": "default: --engine", "--baseline-dtype DTYPE": "default: --dtype"}
@@ -130,7 +160,7 @@ def add_model(
     parser: argparse.ArgumentParser, *, several: bool = False, several_sequences: bool = False, replicas: bool = True
 ) -> None:
     """Add the flags for a model, for the question that it is asked, and for its engine."""
-    add(parser, MODEL)
+    add(parser, model_flag())
     add_question(parser, several=several, several_sequences=several_sequences)
     add_engine(parser, replicas=replicas)
 
@@ -167,9 +197,9 @@ def add_engine(parser: argparse.ArgumentParser, *, replicas: bool = True) -> Non
         if engines[0] not in groups:
             groups[engines[0]] = parser.add_argument_group(f"engine {engines[0]}")
         _add_option(groups[engines[0]], option)
-    if replicas and (options := spread_options()):
-        group = parser.add_argument_group("replicas", "several engines share the work, with the extra ray")
-        for option in options.values():
+    for runner in offered(ReplicasOffer) if replicas else ():
+        group = parser.add_argument_group("replicas", runner.about)
+        for option in spread_options().values():
             _add_option(group, option)
 
 

@@ -30,7 +30,7 @@ COPIED = re.compile(  # a command after words that introduce it, a flag and its 
 )
 
 
-class Results(io.TextIOWrapper):
+class StandardOutput(io.TextIOWrapper):
     """Standard output. A reader that left ends the command quietly, and any other failure is an error in words."""
 
     def write(self, text: str, /) -> int:
@@ -90,7 +90,7 @@ def prepare() -> None:
     codecs.register_error(ESCAPE, _escape)
     encoding = "utf-8" if sys.stdout is None else sys.stdout.encoding
     binary = open(1, "wb", closefd=False)  # noqa: SIM115
-    sys.stdout = Results(binary, encoding, ESCAPE, line_buffering=os.isatty(1))
+    sys.stdout = StandardOutput(binary, encoding, ESCAPE, line_buffering=os.isatty(1))
 
 
 def _escape(error: UnicodeError) -> tuple[str, int]:

@@ -14,7 +14,6 @@ from scoremode.core.statistics.groups import are_blocks
 from scoremode.core.statistics.parts import PairedPart
 from scoremode.core.statistics.statistic import Statistic
 from scoremode.errors import RunError
-from scoremode.reports.gate import too_few
 from scoremode.reports.numbers import (
     Statistics,
     baseline_perplexity,
@@ -44,6 +43,7 @@ from scoremode.reports.text import (
     model_notes,
     noise_words,
     path_notes,
+    too_few,
     top_words,
 )
 from scoremode.reports.verdicts import CHANGED, LESS, UNKNOWN, Verdict, rule_words, verdicts

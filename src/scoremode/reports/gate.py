@@ -19,9 +19,9 @@ from typing import Any
 
 from scoremode.core.scores.schema import DIVERGENCE, KL
 from scoremode.core.statistics.comparison import BY_FIELD, FIELDS
-from scoremode.core.statistics.groups import FEWEST, false_of_few, why_unsure
+from scoremode.core.statistics.groups import false_of_few, why_unsure
 from scoremode.errors import OptionError, did_you_mean, harmless
-from scoremode.reports.text import counted
+from scoremode.reports.text import too_few
 
 SURELY = "surely"
 APART = frozenset(column.name for column in DIVERGENCE if column is not KL)
@@ -129,16 +129,6 @@ def _shown(value: float, limit: float) -> str:
     """Formats four digits; all digits for a count, or if four would make the value look equal to the limit."""
     short = f"{value:.4g}"
     return repr(value) if isinstance(value, int) or (short == f"{limit:.4g}" and value != limit) else short
-
-
-def too_few(groups: int | None, kind: str = "groups") -> str:
-    """Says why a number has no error.
-
-    >>> too_few(3, "documents")
-    '3 documents give no ± (5 are needed)'
-    """
-    gives = "gives" if groups == 1 else "give"
-    return f"{counted(groups or 0, kind)} {gives} no ± ({FEWEST} are needed)"
 
 
 def _why_unknown(name: str, statistics: Mapping[str, Any]) -> str:

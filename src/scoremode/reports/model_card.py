@@ -19,12 +19,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import Markup
 
-from scoremode.core import extensions
+from scoremode.core.extensions import FormatOffer, offered
 from scoremode.core.statistics.comparison import BY_NAME, Comparison
 from scoremode.errors import RunError, harmless
 from scoremode.head.budget import FIRST
@@ -202,28 +202,11 @@ def exl3(comparisons: Sequence[Comparison]) -> str:
     return f"{markdown_table(table)}\n\n{_how(comparisons)}{missing}\n"
 
 
-class ComparisonLayout(Protocol):
-    """Lines as another tool prints them: a flag of ``compare``, and a dialect of ``card``.
-
-    Wings offer such values as "comparison-layout".
-    """
-
-    name: str  # of the dialect; with -- before it, of the flag
-    about: str  # what the flag does
-    by: str  # whose formulas these are, in words
-
-    def text(self, comparison: Comparison) -> str:
-        """The lines for one candidate."""
-
-
-def layouts() -> dict[str, ComparisonLayout]:
-    return {layout.name: layout for layout in extensions.offered("comparison-layout")}
-
-
-def in_code_blocks(layout: ComparisonLayout, comparisons: Sequence[Comparison]) -> str:
+def in_code_blocks(layout: FormatOffer, comparisons: Sequence[Comparison]) -> str:
     """The lines of another tool for every candidate."""
-    blocks = [f"{code(c.name)}\n\n```\n{layout.text(c).strip()}\n```\n" for c in comparisons]
-    return "\n".join([*blocks, f"{layout.by}. {_how(comparisons)}\n"])
+    lines = layout.load()
+    blocks = [f"{code(c.name)}\n\n```\n{lines.text(c).strip()}\n```\n" for c in comparisons]
+    return "\n".join([*blocks, f"{layout.title}. {_how(comparisons)}\n"])
 
 
 def metadata(comparisons: Sequence[Comparison]) -> str:
@@ -237,4 +220,4 @@ ReadmePart = Callable[[Sequence[Comparison]], str]
 def readme_parts() -> dict[str, ReadmePart]:
     """The dialects that are parts of a README, those of wings too."""
     parts: dict[str, ReadmePart] = {"markdown": markdown, "compact": compact, "exl3": exl3, "model-index": metadata}
-    return parts | {name: partial(in_code_blocks, layout) for name, layout in layouts().items()}
+    return parts | {kind.name: partial(in_code_blocks, kind) for kind in offered(FormatOffer) if kind.layout}

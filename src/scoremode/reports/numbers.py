@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from scoremode.core.scores.schema import BUILT_IN
 from scoremode.core.statistics.comparison import BY_NAME, STATISTICS, Comparison, are_of_paths
 from scoremode.core.statistics.statistic import Statistic, TerminalColumn
 from scoremode.errors import OptionError, did_you_mean, harmless
-from scoremode.values import Estimate, rounded, usable
+from scoremode.values import rounded, usable
 
 Statistics = Mapping[str, Any]
 
 PERPLEXITIES = ("ppl_baseline", "ppl_candidate")
-
-
-@dataclass(frozen=True)
-class RunMeasure:
-    """A metric of a run, as a column or a line of tables."""
-
-    name: str  # in the manifest
-    label: str  # on the page and in notebooks
-    terminal: str  # the label in a terminal
-    percent: bool = False
 
 
 SHOWN = sorted((s for s in STATISTICS if s.label), key=lambda s: s.name == "bits_per_byte_candidate")
@@ -76,30 +64,6 @@ def read_columns(columns: str | None) -> list[str]:
     return names
 
 
-METRICS = sorted((metric for _, metric in BUILT_IN.metrics), key=lambda metric: metric.share_of is None)
-"""The metrics of columns that tables show: shares first."""
-
-RUN_MEASURES = (
-    RunMeasure("perplexity", "Perplexity", "perplexity"),
-    RunMeasure("bits_per_byte", "Bits/byte", "bits per byte"),
-    RunMeasure("word_perplexity", "Word PPL", "word perplexity"),
-    *(RunMeasure(m.name, m.title or m.label, m.label, percent=m.share_of is not None) for m in METRICS),
-)
-
-
-def with_error(estimate: Estimate, percent: bool = False) -> str:
-    """The value and its error in one text, or in words why there is no value.
-
-    >>> with_error(Estimate(12.7412, 0.3149, 100, 10))
-    '12.74 ± 0.31'
-    """
-    if math.isnan(estimate.value):
-        return "none (no whole word or byte was scored)"
-    if math.isinf(estimate.value):
-        return "unbounded (a target has probability zero)"
-    return " ".join(rounded(estimate.value, estimate.stderr, percent=percent)).rstrip()
-
-
 def shown_statistic(statistic: Statistic, s: Statistics, paired: Any = None) -> tuple[str, str]:
     """A statistic of a comparison and its error, rounded for people.
 
@@ -124,20 +88,6 @@ def statistics_for_people(s: Statistics, together: Sequence[Statistics]) -> dict
     """
     texts = {m.name: " ".join(shown_statistic(m, s)).rstrip() for m in SHOWN if s.get(m.name) is not None}
     return {"ppl_baseline": baseline_perplexity(together), **texts}
-
-
-def basis(estimate: Estimate, kind: str, percent: bool = False) -> str:
-    """The 95 % bounds of a number, after the groups that its error is based on unless ``kind`` is ''.
-
-    >>> basis(Estimate(12.7412, 0.3149, 100, 10, 9.0, 12.0288, 13.4536), "documents")
-    '10 documents, 95%: 12.03 to 13.45'
-    """
-    if not math.isfinite(estimate.value) or estimate.low is None or estimate.high is None:
-        return ""
-    low, high = (
-        rounded(bound, supports=estimate.stderr, percent=percent)[0] for bound in (estimate.low, estimate.high)
-    )
-    return f"{f'{estimate.groups:,} {kind}, ' if kind else ''}95%: {low} to {high}"
 
 
 def file_size(count: int) -> str:

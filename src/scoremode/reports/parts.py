@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from scoremode.core import extensions
+from scoremode.core.disk.folders import MANIFEST
+from scoremode.core.extensions import ComparisonPart, Format, FormatOffer, PartOffer, ResultPart, offered
+from scoremode.core.verbs.shared_flags import name_of
 
 if TYPE_CHECKING:
     import argparse
@@ -14,56 +16,28 @@ if TYPE_CHECKING:
     from scoremode.core.statistics.comparison import Comparison
     from scoremode.core.statistics.equivalence import Equivalence
     from scoremode.core.statistics.parts import PairedPart
-    from scoremode.core.verbs.shared_flags import Flags
-    from scoremode.reports.table import Block
 
 
-@dataclass(frozen=True, slots=True)
-class ResultPart:
-    """A field of each candidate in the JSON, blocks below the table, and a section of the page."""
-
-    field: str
-    facts: Callable[[], Sequence[Any]]  # for each candidate; an empty one is left out
-    blocks: Callable[[], Sequence[Block]]
-    title: str = ""  # of the section
-    section: Callable[[], str] = str  # HTML; '' if it has none
-
-
-@dataclass(frozen=True, slots=True)
-class OfferedPart:
-    """A part that only some comparisons have: a value of the kind "part" that a wing offers."""
-
-    flags: Flags  # of ``scoremode compare``
-    asked: Callable[[argparse.Namespace], Mapping[str, Any]]
-    """What ``make`` needs, checked and read before anything is scored; nothing if these comparisons lack the part."""
-    arguments: tuple[str, ...]  # of ``sm.report``, for ``make``
-    make: Callable[..., ResultPart]  # of comparisons
-    instead: Callable[[argparse.Namespace], int | None]
-    """Answers a command whose baseline is of a kind of its own, and returns the exit code; None for all others."""
+def parts_meant(parsed: argparse.Namespace) -> list[ComparisonPart]:
+    """The parts of wings that a ``compare`` command is about: by its text, its baseline or a flag."""
+    names = tuple(map(str, (parsed.baseline, *(parsed.corpus or ()))))
+    return [
+        part.load()
+        for part in offered(PartOffer)
+        if any(name.startswith(part.prefix) for name in names)
+        or any(getattr(parsed, name_of(flag)) is not None for flag in part.flags)
+    ]
 
 
-def offered_parts() -> list[OfferedPart]:
-    return extensions.offered("part")
-
-
-class ReportInput(Protocol):
-    """Files, not runs, that ``scoremode report`` can show: wings offer such values as "report-input"."""
-
-    about: str  # for the help: what they are
-
-    def claims(self, names: Sequence[str]) -> bool:
-        """Are these its files? InputError if only some of them are."""
-
-    def show(self, parsed: argparse.Namespace) -> None:
-        """Does what the verb was asked for."""
-
-    def render(self, names: Sequence[str], page: str) -> str:
-        """The HTML page; ``page`` is the file that it will be written to."""
-
-
-def report_input(names: Sequence[str]) -> ReportInput | None:
+def format_shown(names: Sequence[str]) -> Format | None:
     """What shows these files; None: they are runs."""
-    return next((kind for kind in extensions.offered("report-input") if kind.claims(names)), None)
+    formats = (kind for kind in offered(FormatOffer) if kind.report and any(_may_be(name, kind) for name in names))
+    return next((files for kind in formats if (files := kind.load()).claims(names)), None)
+
+
+def _may_be(name: str, kind: FormatOffer) -> bool:
+    path = Path(name)
+    return name.lower().endswith(kind.suffix) or (path.is_dir() and not (path / MANIFEST).exists())
 
 
 def comparison_parts(

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from functools import cache
 
+from scoremode.core.extensions import BaselineOffer, FormatOffer, offered
 from scoremode.core.models.names import reader_of
+from scoremode.core.verbs.replicas import spread_options
 from scoremode.errors import shortened
 
 URI = re.compile(r"\b([a-z][a-z0-9+.-]*)://([^\s'\"]*[^\s'\",;().])", re.IGNORECASE)
@@ -24,12 +27,18 @@ LONGEST = 300  # characters of a name, and of a text in a command
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 PUBLIC = ("hf",)  # schemes whose addresses everybody may read
 SERVERS = ("http", "https")
-OUTPUTS = {
-    *("--out", "--records", "--report", "--output", "-o", "--fail-if"),
-    *("--write", "--ray", "--api-key-env", "--token"),
-}
 TEXT = "--text"  # its value is no name; a long one is cut, since records have its digest
-SWITCHES = ("--markdown", "--model-index", "--json", "--llamacpp", "--fresh", "--quiet", "--verbose")
+OUTPUTS = {"--out", "--report", "--output", "-o", "--fail-if", "--write", "--api-key-env", "--token"}
+SWITCHES = {"--markdown", "--model-index", "--json", "--fresh", "--quiet", "--verbose"}
+
+
+@cache
+def _left_out() -> tuple[set[str], set[str]]:
+    """Flags that change no number or name a place of this machine: those with a value, and switches."""
+    formats = offered(FormatOffer)
+    places = {flag.split()[0] for kind in formats for flag in kind.compare if flag.endswith((" DIR", " FILE"))}
+    addresses = {option.flag for option in spread_options().values() if option.details.metavar == "ADDRESS"}
+    return OUTPUTS | places | addresses, SWITCHES | {f"--{kind.name}" for kind in formats if kind.layout}
 
 
 def public_name(name: str) -> str:
@@ -46,7 +55,8 @@ def public_name(name: str) -> str:
         return "HOST"
     short = public_words(name)
     if ("/" in short or "\\" in short) and "://" not in short:
-        is_local = not HUB_NAME.fullmatch(short) or short.endswith((".gguf", ".kld", ".txt", ".jsonl"))
+        files = (".gguf", ".txt", ".jsonl", *(kind.suffix for kind in offered(BaselineOffer)))
+        is_local = not HUB_NAME.fullmatch(short) or short.endswith(files)
         if is_local or os.path.exists(short):
             return _last(short)
     return short
@@ -89,10 +99,11 @@ def public_command(command: str) -> str:
         tokens = shlex.split(command)
     except ValueError:  # a quote that is not closed: the tokens are not known
         return ""
+    outputs, switches = _left_out()
     arguments, skips, before = list[str](), False, ""
     for token in tokens:
-        if skips or token in SWITCHES or token.partition("=")[0] in OUTPUTS:
-            skips = not skips and token in OUTPUTS
+        if skips or token in switches or token.partition("=")[0] in outputs:
+            skips = not skips and token in outputs
             continue
         flag, equals, value = token.partition("=") if token.startswith("--") else ("", "", token)
         is_text, before = TEXT in (flag, before), token

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from scoremode.core.scores.schema import BUILT_IN
 from scoremode.core.store.run import NEEDS, Run
 from scoremode.core.text.token_text import joined
-from scoremode.reports.gate import too_few
-from scoremode.reports.numbers import METRICS, RUN_MEASURES, RunMeasure, basis, with_error
 from scoremode.reports.table import NOTHING, Block, Cell, Column, Facts, Note, Row, Table, count, estimate, words
-from scoremode.reports.text import NOT_MEASURED, counted, method_words, middle_cut, model_notes, shown
-from scoremode.values import Estimate
+from scoremode.reports.text import NOT_MEASURED, counted, method_words, middle_cut, model_notes, shown, too_few
+from scoremode.values import Estimate, rounded
 
 if TYPE_CHECKING:
     from scoremode.core.verbs.prob.sequence import SequenceScore, TokenScore
@@ -21,6 +21,54 @@ LONGEST = 200  # characters of a prompt or a target
 SHOWN = 28  # characters of a target with the text before it, and of a first choice
 CACHE_TYPES = ("kv_cache_dtype", "cache_type_k", "cache_type_v", "cache_bits_k", "cache_bits_v")  # engines' settings
 USUAL_CACHES: tuple[list[str], ...] = ([], ["auto"], ["f16"], ["16"])  # the types that engines choose themselves
+
+
+@dataclass(frozen=True)
+class RunMeasure:
+    """A metric of a run, as a column or a line of tables."""
+
+    name: str  # in the manifest
+    label: str  # on the page and in notebooks
+    terminal: str  # the label in a terminal
+    percent: bool = False
+
+
+METRICS = sorted((metric for _, metric in BUILT_IN.metrics), key=lambda metric: metric.share_of is None)
+"""The metrics of columns that tables show: shares first."""
+
+RUN_MEASURES = (
+    RunMeasure("perplexity", "Perplexity", "perplexity"),
+    RunMeasure("bits_per_byte", "Bits/byte", "bits per byte"),
+    RunMeasure("word_perplexity", "Word PPL", "word perplexity"),
+    *(RunMeasure(m.name, m.title or m.label, m.label, percent=m.share_of is not None) for m in METRICS),
+)
+
+
+def with_error(estimate: Estimate, percent: bool = False) -> str:
+    """The value and its error in one text, or in words why there is no value.
+
+    >>> with_error(Estimate(12.7412, 0.3149, 100, 10))
+    '12.74 ± 0.31'
+    """
+    if math.isnan(estimate.value):
+        return "none (no whole word or byte was scored)"
+    if math.isinf(estimate.value):
+        return "unbounded (a target has probability zero)"
+    return " ".join(rounded(estimate.value, estimate.stderr, percent=percent)).rstrip()
+
+
+def basis(estimate: Estimate, kind: str, percent: bool = False) -> str:
+    """The 95 % bounds of a number, after the groups that its error is based on unless ``kind`` is ''.
+
+    >>> basis(Estimate(12.7412, 0.3149, 100, 10, 9.0, 12.0288, 13.4536), "documents")
+    '10 documents, 95%: 12.03 to 13.45'
+    """
+    if not math.isfinite(estimate.value) or estimate.low is None or estimate.high is None:
+        return ""
+    low, high = (
+        rounded(bound, supports=estimate.stderr, percent=percent)[0] for bound in (estimate.low, estimate.high)
+    )
+    return f"{f'{estimate.groups:,} {kind}, ' if kind else ''}95%: {low} to {high}"
 
 
 def run_blocks(run: Run, worst: int = 0) -> list[Block]:

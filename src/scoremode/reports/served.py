@@ -13,7 +13,7 @@ from scoremode.reports.numbers import file_size
 
 
 @dataclass(frozen=True, slots=True)
-class PartSize:
+class ServedPart:
     name: str
     stored_bytes: int
     weights: int
@@ -32,7 +32,7 @@ class ServedModel:
     version: str
     bits_per_weight: float | None
     stored_bytes: int | None
-    parts: tuple[PartSize, ...] = ()
+    parts: tuple[ServedPart, ...] = ()
     emulated_bytes: int | None = None  # the size that an emulated quantization would have
     kv_cache: str = ""  # the types of the K/V cache, as in "k f16 v q8_0"
 
@@ -49,7 +49,7 @@ class ServedModel:
     def format_and_body(self) -> str:
         """The format, and the bits of the layers if they are not those of the whole model.
 
-        >>> parts = (PartSize("body", 500, 1000), PartSize("embedding", 1000, 1000))
+        >>> parts = (ServedPart("body", 500, 1000), ServedPart("embedding", 1000, 1000))
         >>> ServedModel("GGUF Q4_0", "llamacpp", "", 6.0, 1500, parts).format_and_body
         'GGUF Q4_0, 4-bit layers'
         """
@@ -104,7 +104,7 @@ def served_manifest(m: Mapping[str, Any]) -> ServedModel:
         engine_version(m),
         m.get("bits_per_weight") or None,
         m.get("weight_bytes") or None,
-        tuple(PartSize(name, size["bytes"], size["weights"]) for name, size in parts if size),
+        tuple(ServedPart(name, size["bytes"], size["weights"]) for name, size in parts if size),
         m.get("emulated_bytes") or None,
         _cache_words(m.get("engine_settings") or {}),
     )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from scoremode.core.statistics.comparison import Comparison
-from scoremode.core.store.run import Run
+from scoremode.core.statistics.groups import FEWEST
 from scoremode.core.text.corpus import DEFAULT_NOTE
 from scoremode.errors import harmless
 from scoremode.values import rounded
+
+if TYPE_CHECKING:
+    from scoremode.core.statistics.comparison import Comparison
+    from scoremode.core.store.run import Run
 
 NOT_MEASURED = "not measured"
 # settings of a method: those that are shown first, and what they are called
@@ -25,6 +28,16 @@ def counted(number: int, plural: str) -> str:
     ('1 window', '1,200 windows')
     """
     return f"{number:,} {plural.removesuffix('s') if number == 1 else plural}"
+
+
+def too_few(groups: int | None, kind: str = "groups") -> str:
+    """Says why a number has no error.
+
+    >>> too_few(3, "documents")
+    '3 documents give no ± (5 are needed)'
+    """
+    gives = "gives" if groups == 1 else "give"
+    return f"{counted(groups or 0, kind)} {gives} no ± ({FEWEST} are needed)"
 
 
 def listed(names: Sequence[str]) -> str:

@@ -34,10 +34,9 @@ from scoremode.core.statistics.estimate import LEVEL
 from scoremode.core.statistics.groups import ENOUGH, are_blocks, false_of_few
 from scoremode.core.statistics.paired import PairedMeans, chance_of_no_change
 from scoremode.errors import readable
-from scoremode.reports.gate import too_few
 from scoremode.reports.numbers import Statistics
 from scoremode.reports.ranking import told_apart
-from scoremode.reports.text import counted
+from scoremode.reports.text import counted, too_few
 from scoremode.values import Floats, Ints, digits_of, rounded, usable
 
 HOLDS = "Figures measured on one path hold for the other."

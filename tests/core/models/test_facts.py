@@ -16,8 +16,8 @@ import scoremode as sm
 from scoremode.core.disk import files
 from scoremode.core.disk.files import file_sha256
 from scoremode.core.models import embedded
-from scoremode.core.models.embedded import EMBEDDED
 from scoremode.core.models.facts import inspect, resolve
+from scoremode.core.models.names import EMBEDDED
 from scoremode.core.text.tokenizer import HuggingFaceTokenizer
 from scoremode.errors import ModelError
 

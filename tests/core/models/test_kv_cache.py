@@ -14,6 +14,7 @@ from scoremode.core.models.sizes import cache_bytes, values_per_token
 from scoremode.core.plan.path import DecodePath
 from scoremode.core.verbs import model, reference
 from tests.gguf_files import gguf_of, require_llamacpp
+from tests.house import needs_wing
 from tests.makers import make_tiny_model
 
 CONFIG: dict[str, Any] = {"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 256}
@@ -56,6 +57,7 @@ def test_it_is_what_transformers_allocates(tiny: Path) -> None:
     assert kv_cache(chosen, 12) == taken
 
 
+@needs_wing("engines/llamacpp")
 def test_llamacpp_counts_the_blocks_of_its_types(tmp_path: Path) -> None:
     require_llamacpp()
     wider = make_tiny_model(tmp_path / "wider", adds_bos=False, hidden_size=128, intermediate_size=96)
@@ -68,6 +70,7 @@ def test_llamacpp_counts_the_blocks_of_its_types(tmp_path: Path) -> None:
     assert sizes == {"f32": 2 * half, "f16": half, "q8_0": half * 34 // 64, "q4_0": half * 18 // 64}
 
 
+@needs_wing("engines/vllm")
 def test_vllm_has_the_type_of_its_option(tiny: Path) -> None:
     from scoremode.core.models.subject import checkpoint_subject
 

@@ -14,6 +14,7 @@ from scoremode.core.plan.question import Question
 from scoremode.core.verbs.planned import plan_question
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, OptionError, UnknownArgumentError
+from tests.house import needs_wing
 
 TEXT = "the text that is scored, and some more of it"
 
@@ -75,6 +76,7 @@ def test_the_smallest_and_the_largest_setting_are_accepted() -> None:
     assert read_path("decode", sequences=4096) == DecodePath(4096, 1)
 
 
+@needs_wing("engines/exllamav3")
 def test_an_engine_without_the_path_says_so_before_it_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     plugin = find_engine("exllamav3")
     monkeypatch.setattr(plugin, "capabilities", replace(plugin.capabilities, paths=("prefill",)))
@@ -100,6 +102,7 @@ def test_a_table_decodes_to_the_same_bits(settings: dict[str, Any]) -> None:
     assert sm.ppl("table:successor", **question).plan_digest == prefill.plan_digest != decode.plan_digest
 
 
+@needs_wing("studies/kld")
 def test_a_reference_brings_its_path(tmp_path: Any) -> None:
     question: dict[str, Any] = {"text": TEXT, "context_length": 8}
     decoded = sm.reference("table:uniform", tmp_path / "ref", path="decode", sequences=3, **question)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -91,12 +92,18 @@ def test_a_missing_library_is_one_clear_line(run: Run, monkeypatch: pytest.Monke
         run.to_polars()
 
 
+class TableOffer(extensions.PageOffer):
+    def load(self) -> Any:
+        return SimpleNamespace(table=lambda result: self.code)
+
+
 def test_a_notebook_shows_the_first_table_that_a_wing_makes(monkeypatch: pytest.MonkeyPatch) -> None:
     run = sm.ppl("table:uniform", text="the cat sat")
-    tables: list[Any] = [lambda value: None, lambda value: "<table>", lambda value: "<other>"]
-    monkeypatch.setattr(extensions, "offered", lambda kind: tables if kind == "notebook" else [])
-    assert run._repr_html_() == "<table>"
-    tables.clear()
+    shows = ("core.store.run:Other",), ("core.store.run:Run",), ("core.store.run:Run",)
+    offers = tuple(TableOffer(shows=names, code=f"<{number}>") for number, names in enumerate(shows))
+    monkeypatch.setattr(extensions, "wings", lambda: (extensions.Wing(offers=offers),))
+    assert run._repr_html_() == "<1>"
+    monkeypatch.setattr(extensions, "wings", tuple)
     assert run._repr_html_() is None
 
 

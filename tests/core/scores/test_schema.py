@@ -18,7 +18,7 @@ from scoremode.core.scores.schema import (
     BUILT_IN,
     DIVERGENCE,
     FACTS,
-    Column,
+    ColumnSpec,
     Metric,
     chosen_divergences,
     contradiction,
@@ -31,7 +31,7 @@ DOCS = Path(__file__).resolve().parents[3] / "docs"
 MOST = math.log(100) + 1e-2  # entropy of 100 ids
 
 
-def as_table(columns: Sequence[Column]) -> str:
+def as_table(columns: Sequence[ColumnSpec]) -> str:
     """Columns as a table, as docs/scores.md and docs/runs.md have it."""
     lines = [f"| `{column.name}` | {column.meaning} |" for column in columns]
     return "\n".join(["| column | meaning |", "|---|---|", *lines])
@@ -122,11 +122,11 @@ def test_the_first_choice_alone_has_rank_1() -> None:
 
 
 def test_a_metric_follows_from_the_declared_bounds_of_its_column() -> None:
-    share, positive = Column("float64", "", least=0, most=1, name="a"), Column("float64", "", least=0, name="b")
+    share, positive = ColumnSpec("float64", "", least=0, most=1, name="a"), ColumnSpec("float64", "", least=0, name="b")
     assert Metric("m", "m").range(share) == Metric("m", "m", share_of=1).range(positive) == "share"
     assert Metric("m", "m").range(positive) == "positive"
-    assert Metric("m", "m").range(Column("float64", "", least=-1, most=1)) == "any"
-    assert Metric("m", "m").range(Column("float64", "", most=1)) == "any"
+    assert Metric("m", "m").range(ColumnSpec("float64", "", least=-1, most=1)) == "any"
+    assert Metric("m", "m").range(ColumnSpec("float64", "", most=1)) == "any"
     assert Metric("m", "m", share_of=1).values(np.array([1, 2, 1])).tolist() == [True, False, True]
     assert Metric("m", "m").values(np.array([1, 2])).tolist() == [1, 2]
     assert [metric.name for _, metric in BUILT_IN.metrics] == ["mean_rank", "top1_accuracy", "mean_entropy"]

@@ -24,6 +24,7 @@ from scoremode.core.store.runs import MANIFEST, SCORES
 from scoremode.core.verbs.compare import compare
 from scoremode.core.verbs.reference import reference
 from scoremode.errors import RunError
+from tests.house import needs_wing
 
 ASKED: dict[str, Any] = {"text": "abcdefgh" * 4, "context_length": 16, "stride": 8}
 FLAGS = ["--text", ASKED["text"], "--context-length", "16", "--stride", "8"]
@@ -98,6 +99,7 @@ def can_be_read(folder: Path) -> bool:
     return True
 
 
+@needs_wing("reports/html")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["run", "ref", "out/table:uniform"])
 def test_no_wrong_value_in_any_field_is_a_crash(

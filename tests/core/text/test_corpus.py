@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from scoremode.core import entry_points, extensions
 from scoremode.core.installation import pip_install
 from scoremode.core.models.facts import resolve
-from scoremode.core.text.corpus import Corpus, CorpusKind, load
+from scoremode.core.text.corpus import Corpus, load
 from scoremode.core.text.files import Row
 from scoremode.core.text.tokenizer import HuggingFaceTokenizer
 from scoremode.errors import CorpusError, OptionError
@@ -356,6 +356,8 @@ def test_several_texts_are_one_corpus_where_they_are_alike(tmp_path: Path) -> No
 class Words:
     """A corpus that a wing could bring: the words of its name."""
 
+    prefix = "words:"
+
     def __init__(self, name: str) -> None:
         self.words = name.split("-")
 
@@ -364,10 +366,17 @@ class Words:
         return Corpus("words", "documents", lambda: iter(kept), "0" * 64, len(kept), sum(map(len, kept)))
 
 
+class WordsOffer(extensions.TextOffer):
+    def load(self) -> Any:
+        return types.SimpleNamespace(check=len, open=Words)
+
+
+WORDS = WordsOffer(prefix="words:", value="A-B", code="of this file")
+
+
 def test_a_wing_brings_a_kind_of_corpus_and_takes_it_along(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its prefix and its objects are read while the wing is there; without it, the prefix is a file that is missing."""
-    kind = CorpusKind("words:", Words, lambda name: None, Words)
-    monkeypatch.setattr(extensions, "offered", lambda asked: [kind] if asked == "corpus" else [])
+    monkeypatch.setattr(extensions, "wings", lambda: (extensions.Wing(offers=(WORDS,)),))
     assert list(load("words:a-b-c", num_samples=2).rows()) == list(load(Words("a-b")).rows()) == ["a", "b"]
     with pytest.raises(CorpusError, match="--field does not apply to words"):
         load(Words("a"), field="x")
@@ -375,6 +384,6 @@ def test_a_wing_brings_a_kind_of_corpus_and_takes_it_along(monkeypatch: pytest.M
         load(Words("a"), text="x")
     with pytest.raises(CorpusError, match="words were given together with other texts"):
         load(["words:a", "python-docs"])
-    monkeypatch.setattr(extensions, "offered", lambda asked: [])
+    monkeypatch.setattr(extensions, "wings", tuple)
     with pytest.raises(CorpusError, match="words:a"):
         load("words:a")

@@ -25,6 +25,7 @@ from scoremode.engines.transformers.model import CausalModel
 from scoremode.errors import CorpusError, EngineError, InputError, ModelError, RunError, StorageError
 from scoremode.head.divergence import define_divergence
 from tests.command_line import Command
+from tests.house import needs_wing
 from tests.makers import ask, make_tiny_model, with_changed_tensors
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 6
@@ -143,6 +144,7 @@ def test_several_candidates_and_a_baseline_with_settings_of_its_own(models: tupl
 
 
 # ── whose KL it is ───────────────────────────────────────────────────────────────────────────────────────────────────
+@needs_wing("reports/html")
 def test_kl_of_a_finished_run_belongs_to_its_whole_baseline(
     models: tuple[Path, Path], kept: Path, tmp_path: Path, command: Command
 ) -> None:

@@ -20,6 +20,7 @@ from scoremode.core.verbs.reference import reference
 from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.engines.transformers.engine import TransformersEngine
 from tests.command_line import Command
+from tests.house import needs_wing
 from tests.makers import ask
 
 TEXT = " ".join(f"{i} dogs and {i * i % 97} lazy foxes jump over {i * 31 % 101} others;" for i in range(80))
@@ -123,6 +124,7 @@ def test_a_pass_that_does_not_fit_in_memory_leaves_it_unmeasured(tiny: Path) -> 
 
 
 # ── what is kept and printed ─────────────────────────────────────────────────────────────────────────────────────────
+@needs_wing("reports/html")
 def test_what_was_not_measured_is_printed_as_such(tmp_path: Path, command: Command) -> None:
     asked = ("compare", "table:uniform", "table:successor", "--text", "any text", "--out", tmp_path)
     said = "not measured (the table engine computes in closed form)"

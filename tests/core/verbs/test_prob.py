@@ -22,6 +22,7 @@ from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import BoundaryError, InputError, ModelError
 from scoremode.values import Bools
 from tests import rounding
+from tests.house import needs_wing
 from tests.makers import VOCABULARY
 
 
@@ -272,6 +273,7 @@ def test_a_prompt_that_is_too_long_names_the_context_of_the_model(tiny: Path, mo
         lm.get_log_prob("The quick brown fox " * 100, "jumps")
 
 
+@needs_wing("engines/vllm")
 def test_a_length_that_the_user_chose_is_named(tiny: Path) -> None:
     pytest.importorskip("vllm")
     lm = SequenceProbability(str(tiny), engine="vllm", max_model_len=20)

@@ -24,6 +24,7 @@ from scoremode.console.output import ProgressLines, progress_bar
 from scoremode.console.streams import lasting_stderr
 from scoremode.core.verbs import progress
 from scoremode.core.verbs.progress import ProgressState
+from tests.house import needs_wing
 from tests.s3 import wait_until
 
 
@@ -159,6 +160,7 @@ def test_a_progress_of_ones_own_takes_the_place_of_the_bar(notebook: list[str]) 
     assert notebook == []
 
 
+@needs_wing("reports/html")
 def test_a_real_notebook_shows_one_table_and_nothing_else() -> None:
     """Without ipywidgets, with which rich shows bars there."""
     nbclient = pytest.importorskip("nbclient", reason="needs nbclient")

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scoremode.core.models.embedded import EMBEDDED, embedded_gguf
+from scoremode.core.models.embedded import embedded_gguf
 from scoremode.core.models.facts import resolve
+from scoremode.core.models.names import EMBEDDED
 from scoremode.core.text.files import Message
 from scoremode.core.text.tokenizer import Encoding, HuggingFaceTokenizer, TextTokenizer
 from scoremode.engines.llamacpp.gguf_subject import LlamaTokenizer, gguf_subject

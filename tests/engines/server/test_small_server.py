@@ -113,7 +113,7 @@ def test_prob(served: SmallServer) -> None:
 def test_a_session_asks_again_and_sees_another_server(served: SmallServer) -> None:
     with sm.open("small", engine=served.address) as model:
         assert_exact(model.ppl(text=TEXT, context_length=100, fresh=True), served)
-        (setting,) = model.noise(text=TEXT[:200]).settings
+        (setting,) = sm.noise(model, text=TEXT[:200]).settings
         assert setting.repeats is not None
         assert setting.repeats.max == 0.0
         served.logits = sharp_logits(1)

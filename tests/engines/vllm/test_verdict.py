@@ -10,7 +10,7 @@ import pytest
 
 from scoremode.core.scores.answers import Window
 from scoremode.engines.vllm.engine import rows_in_other_steps, shortened
-from scoremode.engines.vllm.self_test import TEST_TARGETS, Verdict, judge_answers, unread_cache_note
+from scoremode.engines.vllm.self_test import TEST_TARGETS, SelfTestVerdict, judge_answers, unread_cache_note
 from scoremode.engines.vllm.wire import Words, line_words, pack_words
 
 VOCABULARY = 50
@@ -42,7 +42,7 @@ def test_a_model_without_preferences_is_noted() -> None:
     ("dtype", "products", "noted"), [("float32", "tf32", 1), ("float32", "ieee", 0), ("bfloat16", "tf32", 0)]
 )
 def test_layers_in_float32_that_are_multiplied_in_less_are_noted(dtype: str, products: str, noted: int) -> None:
-    verdict = Verdict(0.0, 1.0, True, VOCABULARY, {"head_kernel": "rows", "float32_products": products})
+    verdict = SelfTestVerdict(0.0, 1.0, True, VOCABULARY, {"head_kernel": "rows", "float32_products": products})
     assert len(verdict.notes(dtype)) == noted
     assert all("float32 matrices in tf32" in note for note in verdict.notes(dtype))
 

@@ -108,7 +108,7 @@ def test_comparing_two_tables(nodes: Nodes, tmp_path: Path) -> None:
 
 def test_noise_between_passes_is_none(three: sm.Model, question: dict[str, Any]) -> None:
     asked = {name: value for name, value in question.items() if name != "fresh"}
-    (setting,) = three.noise(**asked).settings
+    (setting,) = sm.noise(three, **asked).settings
     assert setting.repeats is not None
     assert setting.repeats.max == 0.0
 

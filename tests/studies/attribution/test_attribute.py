@@ -14,10 +14,9 @@ from safetensors.torch import load_file, save_file
 
 import scoremode as sm
 from scoremode.cli.cache import cache
-from scoremode.core.disk.folders import ATTRIBUTION, PARTIAL_ATTRIBUTION
 from scoremode.errors import InputError, ModelError, RunError
 from scoremode.studies.attribution.result import ordered
-from scoremode.studies.attribution.swap_loop import Job, SwapMeasurement
+from scoremode.studies.attribution.swap_loop import ATTRIBUTION, PARTIAL_ATTRIBUTION, SwapJob, SwapMeasurement
 from scoremode.studies.attribution.units import units_of
 from scoremode.studies.attribution.weight_formats.round_to_nearest import round_groups
 from tests import rounding
@@ -192,7 +191,7 @@ def test_units_are_kept_in_the_cache(base: Path, corpus: str, monkeypatch: pytes
     assert {base.name, "transformers"} <= set(entry["contents"].split(", "))
     again, measured = list[int](), SwapMeasurement._measure
 
-    def counted(measurement: SwapMeasurement, jobs: Sequence[Job]) -> None:
+    def counted(measurement: SwapMeasurement, jobs: Sequence[SwapJob]) -> None:
         again.append(len(jobs))
         measured(measurement, jobs)
 

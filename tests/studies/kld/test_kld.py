@@ -11,7 +11,7 @@ import pytest
 
 import scoremode as sm
 from scoremode.core.engine.base import SCORES, Wanted
-from scoremode.core.extensions import offered
+from scoremode.core.extensions import FormatOffer, offered
 from scoremode.core.scores.answers import Answers, measured
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.verbs.reference import FileArguments
@@ -258,4 +258,4 @@ def test_an_interrupted_writer_goes_on_to_the_same_bytes(tmp_path: Path, tiny: P
 
 
 def test_type_checkers_know_the_files_that_wings_write() -> None:
-    assert set(FileArguments.__annotations__) == {output.name for output in offered("reference-output")}
+    assert set(FileArguments.__annotations__) == {kind.name for kind in offered(FormatOffer) if kind.reference}

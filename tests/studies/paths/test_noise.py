@@ -178,7 +178,9 @@ def test_a_promise_of_equal_bits_is_judged(tiny: Path, monkeypatch: pytest.Monke
 def test_the_decode_path_is_repeated_too(tiny: Path) -> None:
     asked: dict[str, Any] = {"text": TEXT, "context_length": 32, "path": "decode", "sequences": 3}
     with sm.open(str(tiny), dtype="float32") as model:
-        (found,) = model.noise(**asked).settings
+        (found,) = sm.noise(model, **asked).settings
+        with pytest.raises(sm.ScoremodeError, match="an open model has one setting"):
+            sm.noise(model, vary={"dtype": ["float32", "bfloat16"]}, **asked)
     assert found.repeats is not None
     assert found.repeats.max == 0
     assert found.perplexity == sm.ppl(str(tiny), dtype="float32", **asked).perplexity.value

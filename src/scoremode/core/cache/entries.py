@@ -2,7 +2,7 @@
 
 runs/DIGEST, references/DIGEST   run folders; DIGEST is computed from the run's identity
 prob/DIGEST                      results of pairs (verbs/prob/many_pairs.py)
-attributions/DIGEST              measured units of candidates (studies/attribution/swap_loop.py)
+KIND/DIGEST                      what a wing keeps (``cache`` in its wing.py)
 models/NAME                      converted checkpoints; scoremode.json is written last
 files/DIGEST                     copies of files behind URIs
 texts/DIGEST                     tokens of long texts, which earlier versions kept
@@ -33,14 +33,16 @@ from scoremode.core.cache.units import counts_in_words, parse_size, size_words
 from scoremode.core.disk import folders
 from scoremode.core.disk.folders import JOURNAL, LOCK, MANIFEST, MODEL_MARK, cache_folder
 from scoremode.core.disk.locks import Lock, end_sharing, open_locked, share_until_exit
+from scoremode.core.extensions import wings
 from scoremode.core.strict_json import read_object
 from scoremode.errors import OptionError, RunError, print_line
 
+OF_WINGS = {kind: files for wing in wings() for kind, files in wing.cache.items()}
 MARKS = {
     "runs": MANIFEST,
     "references": MANIFEST,
     "prob": MANIFEST,
-    "attributions": folders.ATTRIBUTION,
+    **{kind: files.mark for kind, files in OF_WINGS.items()},
     "models": MODEL_MARK,
     "texts": "tokens.json",
     "files": folders.FILE_MARK,
@@ -48,7 +50,7 @@ MARKS = {
 """By kind: the file that is written last. Its modification time is the entry's last use."""
 KINDS = tuple(MARKS)
 LIMITED = tuple(kind for kind in KINDS if kind != "models")  # what the limit applies to
-JOURNALS = {JOURNAL, folders.PARTIAL_ATTRIBUTION}
+JOURNALS = {JOURNAL, *(files.journal for files in OF_WINGS.values() if files.journal)}
 OUR_FILES = {*MARKS.values(), *JOURNALS, LOCK, folders.SCORES, folders.RESULTS, folders.PLACE, folders.ABOUT}
 OUR_PATTERN = re.compile(r"\.scoremode-([0-9a-f]{16}|part)\.tmp|[a-z_]+\.(bin|wide)")  # unfinished; columns of tokens
 OF_MODELS = re.compile(

@@ -25,9 +25,6 @@ RESULTS = "results.jsonl"  # of pairs, beside a manifest and a journal
 PLACE = ".place.json"  # in the work folder of a run behind a URI: that URI, and the id of the folder
 ABOUT = ".about.json"  # in an entry of the cache that is not finished: what a user would call it
 
-ROLLOUTS, TEXTS, PARTIAL_TEXTS = "rollouts.json", "texts.parquet", "partial.rollouts"  # of texts that a model wrote
-ATTRIBUTION, PARTIAL_ATTRIBUTION = "attribution.json", "attribution.journal"  # of an attribution
-
 REFERENCE, HEAD = "reference.json", "head.safetensors"  # of a reference, beside the files of its run
 ROWS = "partial.rows"
 SHARD_NAME = re.compile(r"states-\d{5,}\.safetensors")

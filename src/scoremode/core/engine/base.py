@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from scoremode.core.plan.path import DecodePath
-from scoremode.core.references.reader import Reference
 from scoremode.core.scores.answers import Answers, Window, WindowSource
 from scoremode.errors import EngineError, ModelError
 from scoremode.values import Bools, Floats, Ints, Raw
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from scoremode.core.references.reader import Reference
 
 may_hang_at_exit = False  # set by an engine whose library waits at exit for processes that died
 

@@ -125,6 +125,7 @@ class EnginePlugin(ABC):
     contract: ClassVar[int]  # CONTRACT of the scoremode that it was written for; every plug-in states it itself
     name: ClassVar[str]
     summary: ClassVar[str]  # one line, for ``scoremode info engines``
+    models: ClassVar[str] = ""  # what names of its models are, for the help: "a GGUF file"
     capabilities: ClassVar[Capabilities] = Capabilities()
     options: ClassVar[type[Options]] = Options
     keeps_runs: ClassVar[bool] = True  # else only the caller knows what it is: nothing is found again

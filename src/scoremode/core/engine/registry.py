@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from scoremode import errors
 from scoremode.core import entry_points, extensions
 from scoremode.core.arguments import user_path
 from scoremode.core.engine.options import KnownOption, Options
@@ -35,7 +36,10 @@ def registry() -> Plugins[EnginePlugin]:
     found: list[EnginePlugin] = [extensions.load(f"engines.{name}:PLUGIN")() for name in folders]
     ours = {plugin.name: plugin for plugin in found}
     theirs = entry_points.load(GROUP, ours, _accepted)
-    return Plugins({**ours, **theirs.found}, theirs.refused)
+    engines = {**ours, **theirs.found}
+    for plugin in engines.values():
+        errors.switches.update(name for name, option in plugin.options.known().items() if option.kind == "bool")
+    return Plugins(engines, theirs.refused)
 
 
 def _accepted(name: str, loaded: Any) -> EnginePlugin:
@@ -275,9 +279,9 @@ def require(plugin: EnginePlugin, capability: str, what: str) -> None:
     """Refuse a question that an engine cannot answer, before it is opened: it lacks a capability or an ability."""
     if can(plugin, capability):
         return
-    files = extensions.offered("reference-output") if capability == "hidden_states" else []
-    for file in files if plugin.able().distributions else ():
-        raise EngineError(f"the {plugin.name} engine cannot {what}", fix=file.instead_of_states)
+    fixes = [kind.instead_of_states for kind in extensions.offered(extensions.FormatOffer) if kind.instead_of_states]
+    if capability == "hidden_states" and plugin.able().distributions and fixes:
+        raise EngineError(f"the {plugin.name} engine cannot {what}", fix=fixes[0])
     raise EngineError(
         f"the {plugin.name} engine cannot {what}", fix=f"use --engine {_named(lambda other: can(other, capability))}"
     )

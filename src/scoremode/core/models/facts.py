@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scoremode.core import extensions
 from scoremode.core.arguments import user_path
 from scoremode.core.disk.files import remembered_sha256
-from scoremode.core.models.embedded import EMBEDDED, embedded_model
+from scoremode.core.extensions import NamesOffer, offered
+from scoremode.core.models.names import EMBEDDED
 from scoremode.core.models.safetensors import read_header, sizes_of, stored_bytes
 from scoremode.core.models.sizes import ModelSizes
 from scoremode.core.reading import require_plain_files
@@ -60,6 +60,8 @@ def resolve(name: str, *, revision: str | None = None, token: str | None = None)
                 f"--revision does not apply to {name}, which is not on the hub", fix="leave --revision out"
             )
         if name == EMBEDDED:
+            from scoremode.core.models.embedded import embedded_model
+
             return embedded_model()
         require_plain_files(path)
         return path
@@ -91,7 +93,7 @@ def hub_config(name: str, revision: str | None = None, token: str | None = None,
             config = Path(hf_hub_download(name, "config.json", **options))
             return Path(snapshot_download(name, allow_patterns=[*more], **options)) if more else config.parent
     except errors.RemoteEntryNotFoundError:
-        models = [model for reader in extensions.offered("model-names") for model in reader.models_in(name)]
+        models = [model for reader in offered(NamesOffer) for model in reader.load().models_in(name)]
         fix = f"give a checkpoint{' or a GGUF model: ' if models else ''}{few(models)}"
         raise ModelError(f"{name} on the Hugging Face hub has no config.json", fix=fix) from None
     except Exception as error:

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from importlib import import_module
 from typing import Any
 
-from scoremode.core import extensions
+from scoremode.core.extensions import PageOffer, offered
 from scoremode.errors import OptionError, one_line
 
 WIDEST = 110  # characters of a line of a repr
@@ -35,9 +35,9 @@ class ArrowTable:
         return self.to_arrow().__arrow_c_stream__(requested_schema)
 
     def _repr_html_(self) -> str | None:
-        """What a notebook shows: the first table that a function of the kind "notebook" makes; else the ``repr``."""
-        tables = (table(self) for table in extensions.offered("notebook"))
-        return next((html for html in tables if html is not None), None)
+        """What a notebook shows: the table of the page that a wing offers for it; else the ``repr``."""
+        page = next((offer for offer in offered(PageOffer) if offer.fits(self)), None)
+        return None if page is None else page.load().table(self)
 
 
 def _library(name: str) -> Any:

@@ -22,7 +22,7 @@ import numpy as np
 from scoremode.core.disk.records import RecordFile
 from scoremode.core.scores.answers import Answers
 from scoremode.core.scores.columns import Divergences, Scores
-from scoremode.core.scores.schema import BUILT_IN, Array, Column, chosen_divergences
+from scoremode.core.scores.schema import BUILT_IN, Array, ColumnSpec, chosen_divergences
 from scoremode.core.strict_json import parse
 from scoremode.errors import RunError, listed
 from scoremode.values import Bools, Ints
@@ -38,7 +38,7 @@ class Journal:
     def __init__(self, path: Path, identity: Mapping[str, object], counts: Ints) -> None:
         """``counts``: how many targets each window has."""
         self.path = path
-        self.columns: tuple[Column, ...] = ()  # of every record; none until the first record
+        self.columns: tuple[ColumnSpec, ...] = ()  # of every record; none until the first record
         self.names: tuple[str, ...] = ()
         self.done: Bools = np.zeros(len(counts), dtype=np.bool_)
         self._counts = counts
@@ -113,7 +113,7 @@ class Journal:
         """The divergence of each target as far as it is measured."""
         return Divergences(**self._joined(chosen_divergences(self.names)))
 
-    def _joined(self, columns: tuple[Column, ...]) -> dict[str, Array]:
+    def _joined(self, columns: tuple[ColumnSpec, ...]) -> dict[str, Array]:
         assert self.done.all(), "a window without scores"
         return {c.name: np.concatenate([arrays[c.name] for arrays in self._found]) for c in columns}
 

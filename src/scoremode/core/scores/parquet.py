@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from scoremode.core.reading import open_regular
 from scoremode.core.scores.columns import CodedTexts, Divergences, Scores, TargetFacts
-from scoremode.core.scores.schema import BUILT_IN, DIVERGENCE, FACTS, KL, MOST_IDS, Column
+from scoremode.core.scores.schema import BUILT_IN, DIVERGENCE, FACTS, KL, MOST_IDS, ColumnSpec
 from scoremode.errors import RunError
 
 LEAST_KL = -1.0  # the KL from a baseline in 16 bits may be a little below 0
@@ -60,7 +60,7 @@ def _table(sides: dict[str, RunRows]) -> Any:
     return pa.table(columns | {name: _numbers(column) for name, column in last.divergences.columns()})
 
 
-def _measured(column: Column, arrays: Mapping[str, npt.NDArray[Any]], count: int) -> Any:
+def _measured(column: ColumnSpec, arrays: Mapping[str, npt.NDArray[Any]], count: int) -> Any:
     """A column of scores; nulls if it was not measured."""
     import pyarrow as pa
 

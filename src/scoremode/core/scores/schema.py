@@ -41,7 +41,7 @@ class Metric(msgspec.Struct, frozen=True):
     title: str = ""  # its heading on the page and in notebooks; "": its label
     share_of: int | None = None  # the share of rows with this value, instead of the mean of the values
 
-    def range(self, column: Column) -> Range:
+    def range(self, column: ColumnSpec) -> Range:
         """Returns what the metric can be, by the declared bounds of its column."""
         if self.share_of is not None or (column.least, column.most) == (0.0, 1.0):
             return "share"
@@ -52,7 +52,7 @@ class Metric(msgspec.Struct, frozen=True):
         return column if self.share_of is None else column == self.share_of
 
 
-class Column(msgspec.Struct, frozen=True):
+class ColumnSpec(msgspec.Struct, frozen=True):
     """One column: its type and shape, its meaning, and its possible values."""
 
     dtype: Literal["float64", "int64", "int32", "text"]
@@ -100,7 +100,7 @@ class ScoreColumns:
 
     logprob: Annotated[
         Floats,
-        Column(
+        ColumnSpec(
             "float64",
             "natural logarithm of the target's probability, in nats, at most 0",
             per="target",
@@ -110,7 +110,7 @@ class ScoreColumns:
     ]
     rank: Annotated[
         Ints | None,
-        Column(
+        ColumnSpec(
             "int64",
             "1 if the target is the model's first choice",
             per="target",
@@ -124,7 +124,7 @@ class ScoreColumns:
     ] = None
     entropy: Annotated[
         Floats | None,
-        Column(
+        ColumnSpec(
             "float64",
             "entropy of the whole distribution, in nats",
             unit="nats",
@@ -135,11 +135,12 @@ class ScoreColumns:
         ),
     ] = None
     top: Annotated[
-        Ids | None, Column("int32", "id of the model's first choice", least=0, most="last id", together="first choice")
+        Ids | None,
+        ColumnSpec("int32", "id of the model's first choice", least=0, most="last id", together="first choice"),
     ] = None
     top_logprob: Annotated[
         Floats | None,
-        Column(
+        ColumnSpec(
             "float64",
             "logprob of the model's first choice",
             unit="nats",
@@ -156,21 +157,21 @@ class FactColumns:
 
     __slots__ = ()
 
-    window: Annotated[Ints, Column("int64", "the window that the target is scored in")]
-    document: Annotated[Ints, Column("int64", "the document that it stands in")]
-    token: Annotated[Ints, Column("int64", "its index in the stream of all tokens")]
-    id: Annotated[Ids, Column("int32", "the id of its token")]
-    byte_len: Annotated[Ids, Column("int32", "number of bytes that it owns")]
-    word_starts: Annotated[Ids, Column("int32", "number of words that begin in it")]
-    group: Annotated[Ints, Column("int64", "targets of one group are not independent of each other")]
-    weight: Annotated[Floats, Column("float64", "how much it counts in the method's mean")]
-    text: Annotated[npt.NDArray[np.object_], Column("text", "the text of its token; equal ids have equal texts")]
+    window: Annotated[Ints, ColumnSpec("int64", "the window that the target is scored in")]
+    document: Annotated[Ints, ColumnSpec("int64", "the document that it stands in")]
+    token: Annotated[Ints, ColumnSpec("int64", "its index in the stream of all tokens")]
+    id: Annotated[Ids, ColumnSpec("int32", "the id of its token")]
+    byte_len: Annotated[Ids, ColumnSpec("int32", "number of bytes that it owns")]
+    word_starts: Annotated[Ids, ColumnSpec("int32", "number of words that begin in it")]
+    group: Annotated[Ints, ColumnSpec("int64", "targets of one group are not independent of each other")]
+    weight: Annotated[Floats, ColumnSpec("float64", "how much it counts in the method's mean")]
+    text: Annotated[npt.NDArray[np.object_], ColumnSpec("text", "the text of its token; equal ids have equal texts")]
     top_text: Annotated[
-        npt.NDArray[np.object_] | None, Column("text", "the text of `top`", together="first choice")
+        npt.NDArray[np.object_] | None, ColumnSpec("text", "the text of `top`", together="first choice")
     ] = None
     slice: Annotated[
         npt.NDArray[np.object_] | None,
-        Column(
+        ColumnSpec(
             "text", "the part of the text that it begins in, if the text has [slices](corpora.md#slices)", always=False
         ),
     ] = None
@@ -187,14 +188,16 @@ class DivergenceColumns:
 
     kl: Annotated[
         Floats | None,
-        Column("float64", "KL(baseline‖this model), if the run was compared with a baseline", unit="nats", least=0.0),
+        ColumnSpec(
+            "float64", "KL(baseline‖this model), if the run was compared with a baseline", unit="nats", least=0.0
+        ),
     ] = None
     kl_reverse: Annotated[
-        Floats | None, Column("float64", "KL(this model‖baseline), measured with `kl`", unit="nats", least=0.0)
+        Floats | None, ColumnSpec("float64", "KL(this model‖baseline), measured with `kl`", unit="nats", least=0.0)
     ] = None
     total_variation: Annotated[
         Floats | None,
-        Column(
+        ColumnSpec(
             "float64",
             "half of Σ abs(p - q) over all ids, measured with `kl`; 1 - it is Σ min(p, q)",
             least=0.0,
@@ -203,7 +206,7 @@ class DivergenceColumns:
     ] = None
     same_first: Annotated[
         Ids | None,
-        Column(
+        ColumnSpec(
             "int32",
             "leading choices that are the baseline's, in order, up to 5; measured with `kl`; 5 if all of fewer ids are",
             least=0,
@@ -212,7 +215,7 @@ class DivergenceColumns:
     ] = None
 
 
-def _declared(owner: type) -> tuple[Column, ...]:
+def _declared(owner: type) -> tuple[ColumnSpec, ...]:
     """Returns the columns that a class declares, in the order of its fields."""
     hints, columns = get_type_hints(owner, include_extras=True), []
     for field in fields(owner):
@@ -230,18 +233,18 @@ KL = DIVERGENCE[0]
 class Schema:
     """The columns of scores, in their order."""
 
-    scores: tuple[Column, ...]
+    scores: tuple[ColumnSpec, ...]
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         return tuple(column.name for column in self.scores)
 
     @cached_property
-    def metrics(self) -> tuple[tuple[Column, Metric], ...]:
+    def metrics(self) -> tuple[tuple[ColumnSpec, Metric], ...]:
         """The metrics that are means over a column, with their columns."""
         return tuple((column, metric) for column in self.scores for metric in column.metrics)
 
-    def chosen(self, names: Container[str]) -> tuple[Column, ...]:
+    def chosen(self, names: Container[str]) -> tuple[ColumnSpec, ...]:
         """Returns the columns with these names, in the order of the schema."""
         return tuple(column for column in self.scores if column.name in names)
 
@@ -276,7 +279,7 @@ class Schema:
         return None
 
 
-def chosen_divergences(names: Container[str]) -> tuple[Column, ...]:
+def chosen_divergences(names: Container[str]) -> tuple[ColumnSpec, ...]:
     """Returns the columns of a divergence with these names, in the order of the schema."""
     return tuple(column for column in DIVERGENCE if column.name in names)
 

@@ -317,4 +317,4 @@ def with_error_fields(name: str, e: Estimate | None) -> dict[str, float | None]:
 def square_root(square: Estimate) -> Estimate:
     """The square root of an estimate; the error of zero is zero."""
     value = math.sqrt(square.value)
-    return transformed(square, lambda x: math.sqrt(max(0.0, x)), 1 / (2 * value) if value else 0.0)
+    return transformed(square, lambda x: math.sqrt(max(x, 0.0)), 1 / (2 * value) if value else 0.0)  # NaN stays NaN

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -18,10 +18,12 @@ from scoremode.core.scores.answers import measured
 from scoremode.core.scores.columns import Scores
 from scoremode.core.statistics.estimate import GroupSums, as_json, exponential, with_error_fields
 from scoremode.core.statistics.groups import grouping
-from scoremode.core.statistics.paired import PairedRuns
 from scoremode.core.text.tokens import Tokens
 from scoremode.errors import RunError
 from scoremode.values import Bools, Estimate, Floats, Ints, Range
+
+if TYPE_CHECKING:
+    from scoremode.core.statistics.paired import PairedRuns
 
 Column = tuple[Floats | Bools, Range]
 """A value per target, and what its mean can be."""

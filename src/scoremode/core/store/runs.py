@@ -24,7 +24,6 @@ from scoremode.core.disk.records import identity_in
 from scoremode.core.disk.stores import is_there, store_of
 from scoremode.core.disk.uri import RemotePath, stored_at
 from scoremode.core.references.format import discard, is_part
-from scoremode.core.references.reader import Reference
 from scoremode.core.scores import journal, parquet
 from scoremode.core.scores.columns import Divergences, Scores, TargetFacts
 from scoremode.core.store.resumable import WAITING, Resumable, lock_folder
@@ -79,6 +78,8 @@ class Claim(Resumable[Run]):
 
     def check_reference(self) -> None:
         """Raise RunError if files of the finished reference were cut or edited since."""
+        from scoremode.core.references.reader import Reference
+
         Reference.open(self.folder)
 
     def publish(self, run: Run) -> Run:

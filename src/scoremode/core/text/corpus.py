@@ -27,10 +27,11 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 from scoremode import errors
-from scoremode.core import entry_points, extensions
+from scoremode.core import entry_points
 from scoremode.core.disk.stores import store_of
 from scoremode.core.disk.uri import RemotePath, is_uri, located, refuse_broken_uri
 from scoremode.core.entry_points import Plugins
+from scoremode.core.extensions import TextOffer, offered
 from scoremode.core.options import option
 from scoremode.core.reading import read_text, text_waits
 from scoremode.core.text.files import (
@@ -89,25 +90,14 @@ class CorpusSource(Protocol):
         """Returns its texts as a corpus: all of them, or the first ``count``."""
 
 
-@dataclass(frozen=True, slots=True)
-class CorpusKind:
-    """Texts whose names have a prefix, as in ``rollouts:DIR``. Wings offer these values as "corpus"."""
-
-    prefix: str
-    type: type[CorpusSource]  # objects of this type can be given as well
-    check: Callable[[str], object]  # refuses a name that cannot work; nothing is read
-    open: Callable[[str], CorpusSource]  # reads what a name without the prefix stands for
-    whole_divergence: bool = False  # do comparisons need more than KL?
-    as_baseline: str = ""  # what to type for a comparison of a model with the texts themselves
-
-
-def kind_of(corpus: Any) -> CorpusKind | None:
+def kind_of(corpus: Any) -> TextOffer | None:
     """The kind of an object, or of names one of which has its prefix; None for other texts."""
     names = corpus if isinstance(corpus, list | tuple) else [corpus]
-    for kind in extensions.offered("corpus"):
-        has_prefix = any(isinstance(name, str | os.PathLike) and str(name).startswith(kind.prefix) for name in names)
-        if has_prefix or isinstance(corpus, kind.type):
-            return cast(CorpusKind, kind)
+    prefix = getattr(corpus, "prefix", None)  # of the texts of a wing
+    for kind in offered(TextOffer):
+        is_named = any(isinstance(name, str | os.PathLike) and str(name).startswith(kind.prefix) for name in names)
+        if is_named or prefix == kind.prefix:
+            return kind
     return None
 
 
@@ -137,8 +127,8 @@ class TextSelection:
     """
 
     corpus: Spec | Sequence[Spec] | Corpus | CorpusSource | None = option(  # noqa: RUF009 - it makes a field
-        "wikitext2, wikitext2:FILE, python-docs, a file (.txt .md .jsonl .parquet), folder, pattern, rollouts:DIR, "
-        "answers:FILE, - for stdin",
+        "wikitext2, wikitext2:FILE, python-docs, a file (.txt .md .jsonl .parquet), folder, pattern, "
+        f"{''.join(f'{text.prefix}{text.value}, ' for text in offered(TextOffer))}- for stdin",
         metavar="TEXT",
         group="text",
         repeated=True,
@@ -188,7 +178,7 @@ class TextSelection:
             require_datasets()
         if (kind := kind_of(names)) is not None:
             _check_alone(names, self.field, kind)
-            kind.check(names[0].removeprefix(kind.prefix))
+            kind.load().check(names[0].removeprefix(kind.prefix))
             return
         for name in names:
             named_text(name, fetch=False)
@@ -197,7 +187,7 @@ class TextSelection:
 ONE_TEXT = "give one of --corpus NAME-or-FILE, --text TEXT, --dataset NAME"
 
 
-def _check_alone(specs: list[str], field: str | None, kind: CorpusKind) -> None:
+def _check_alone(specs: list[str], field: str | None, kind: TextOffer) -> None:
     """Refuses texts of a kind together with other texts, and a field of them."""
     kind_name = kind.prefix.removesuffix(":")
     if len(specs) > 1:
@@ -228,7 +218,7 @@ def open_text(selection: TextSelection) -> Corpus:
         return _already_loaded(corpus, selection)
     names, texts = selection.names, list[NamedText]()
     if kind is not None:
-        return kind.open(names[0].removeprefix(kind.prefix)).as_corpus(num_samples)
+        return kind.load().open(names[0].removeprefix(kind.prefix)).as_corpus(num_samples)
     sources: list[Source]
     if selection.dataset:
         sources = [hub_dataset(selection.dataset, selection.dataset_config, selection.split, field)]

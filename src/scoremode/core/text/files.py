@@ -18,7 +18,6 @@ from typing import Annotated, Any, Literal, TypedDict, TypeVar, cast
 import msgspec
 
 from scoremode.core import strict_json
-from scoremode.core.hub import explain_hub_error, offline_if_unreachable, quiet
 from scoremode.core.installation import pip_install
 from scoremode.core.reading import numbered_lines, open_regular, read_text
 from scoremode.errors import CorpusError, did_you_mean
@@ -261,6 +260,8 @@ def wikitext2_from_hub() -> RowsOf:
     """The rows of the test part of WikiText-2."""
     from huggingface_hub import hf_hub_download
 
+    from scoremode.core.hub import explain_hub_error, offline_if_unreachable, quiet
+
     file = ("Salesforce/wikitext", "wikitext-2-raw-v1/test-00000-of-00001.parquet")
     try:
         with quiet(), offline_if_unreachable():
@@ -281,6 +282,8 @@ def require_datasets() -> None:
 
 def hub_dataset(name: str, config: str | None, split: str | None, field: str | None) -> tuple[str, RowKind, RowsOf]:
     """The label, kind and rows of a dataset."""
+    from scoremode.core.hub import offline_if_unreachable
+
     try:
         with offline_if_unreachable() as reachable:
             from datasets import load_dataset

@@ -21,7 +21,6 @@ import numpy as np
 
 from scoremode.core import free_memory
 from scoremode.core.reading import megabytes, require_memory, require_plain_files
-from scoremode.core.text.chat_templates import refused_row, render_template
 from scoremode.core.text.files import Message
 from scoremode.core.text.token_text import byte_level_piece, sentencepiece_piece, spelled, unnamed
 from scoremode.core.text.tokenizer_loading import (
@@ -229,6 +228,8 @@ class HuggingFaceTokenizer:
         return str(self.hf.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def render_chat(self, messages: list[Message], *, open_turn: bool) -> str:
+        from scoremode.core.text.chat_templates import refused_row, render_template
+
         if not self.hf.chat_template:
             raise ModelError("this model has no chat template", fix="choose a text field with --field")
         try:

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from scoremode.core.hub import offline_if_unreachable
 from scoremode.core.reading import read_file
 from scoremode.core.strict_json import read_object
 from scoremode.errors import ModelError
@@ -44,6 +43,8 @@ def quiet_transformers() -> Iterator[None]:
 
 def load_transformers(folder: str | Path, *, trust_remote_code: bool = False) -> Any:
     """The tokenizer that ``AutoTokenizer`` makes of a folder, or of a name on the hub."""
+    from scoremode.core.hub import offline_if_unreachable
+
     try:
         with quiet_transformers(), contextlib.nullcontext() if Path(folder).is_dir() else offline_if_unreachable():
             if not trust_remote_code and _has_general_class(Path(folder)):

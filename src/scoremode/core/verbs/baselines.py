@@ -5,7 +5,7 @@ baseline ──finished──▶ hidden states and a head, or 16-bit records ─
 
 StoredRun         a reference (hidden states and a head), or scores alone, for candidates that are finished runs too
 ModelBaseline     a model: finished first into a temporary reference; beside the candidate if it has logits alone
-"baseline"        what wings offer: classes like these, for other files
+BaselineOffer     what wings offer: classes like these, for other files
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from scoremode.core import extensions
 from scoremode.core.disk.folders import REFERENCE
 from scoremode.core.disk.manifests import differing_fields
 from scoremode.core.disk.stores import is_there
@@ -26,6 +25,7 @@ from scoremode.core.engine.base import Baseline, LogitsBaseline, Wanted, WholeDi
 from scoremode.core.engine.baseline import noise_facts, stored_states
 from scoremode.core.engine.plugin import EnginePlugin
 from scoremode.core.engine.registry import require
+from scoremode.core.extensions import BaselineOffer, ComparisonBaseline, offered
 from scoremode.core.plan.comparable import ComparableFacts, first_difference, require_comparable
 from scoremode.core.plan.question import Question
 from scoremode.core.references.reader import Reference, open_reference
@@ -50,30 +50,6 @@ from scoremode.core.verbs.reference import temporary_reference
 from scoremode.core.verbs.scoring import UnfinishedRun, check_fits, score_run
 from scoremode.errors import EngineError, InputError, OptionError, RunError
 from scoremode.values import Ids
-
-
-class ComparisonBaseline(Protocol):
-    """A baseline of any kind."""
-
-    def accept(
-        self,
-        question: Question,
-        of_baseline: Mapping[str, Any],
-        models: Mapping[str, LazyModel],
-        finished: Sequence[str],
-    ) -> Mapping[str, LazyModel]:
-        """Refuses arguments and candidates that it cannot take: models, or ``finished`` runs.
-
-        ``of_baseline`` are arguments of the baseline alone, by name. Returns the models, with what they must have from
-        the baseline.
-        """
-        return models
-
-    def open_for(self, candidate: LazyModel, question: Question, place: Place) -> AbstractContextManager[OpenBaseline]:
-        """Opens it for one candidate; refuses a candidate that cannot be compared with it."""
-
-    def finished(self, question: Question, place: Place) -> Run:
-        """Its run, for candidates that are finished runs."""
 
 
 @dataclass
@@ -150,9 +126,8 @@ def require_none(given: Mapping[str, Any], reason: str) -> None:
 
 def stored_baseline(name: str) -> ComparisonBaseline | None:
     """The baseline that is stored under a name; None if it is the name of a model."""
-    kinds = (*extensions.offered("baseline"), StoredRun)
-    found: ComparisonBaseline | None = next((kind(name) for kind in kinds if kind.claims(name)), None)
-    return found
+    kinds = (kind.load() for kind in offered(BaselineOffer) if kind.claims(name))
+    return next((kind(name) for kind in kinds), StoredRun(name) if StoredRun.claims(name) else None)
 
 
 # ── finished runs and references ─────────────────────────────────────────────────────────────────────────────────────

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self, TypedDict, TypeVar, Unpack
+from typing import Any, TypedDict, TypeVar, Unpack
 
-from scoremode.core import extensions
 from scoremode.core.disk.folders import REFERENCE, ROWS
 from scoremode.core.disk.stores import is_there
 from scoremode.core.disk.uri import RemotePath, is_uri
 from scoremode.core.engine.registry import require_path
+from scoremode.core.extensions import ComparisonBaseline, Format, FormatOffer, offered
 from scoremode.core.plan.question import Question
 from scoremode.core.statistics.comparison import BY_NAME, FIELDS, Comparison, Comparisons, needs_whole_divergence
 from scoremode.core.store.run import Run
@@ -34,7 +34,6 @@ from scoremode.core.verbs.arguments import (
     spelled_out,
 )
 from scoremode.core.verbs.baselines import (
-    ComparisonBaseline,
     ModelBaseline,
     StoredRun,
     compare_with,
@@ -43,6 +42,7 @@ from scoremode.core.verbs.baselines import (
     require_none,
     stored_baseline,
 )
+from scoremode.core.verbs.cache_types import HINT, CacheTypes
 from scoremode.core.verbs.compared_models import (
     CompareRequest,
     assign_engines,
@@ -70,24 +70,8 @@ from scoremode.errors import (
     did_you_mean,
 )
 
-
-class ComparisonOutput(Protocol):
-    """Files that every comparison leaves besides its runs; wings offer such values as "comparison-output"."""
-
-    name: str  # of the argument of ``compare`` that names one more place for them
-    flags: Mapping[str, str]
-
-    def check(self, folder: str | Path | None, candidates: Mapping[str, Path | RemotePath | None]) -> None:
-        """Refuses what cannot be written before anything is scored: into that folder, or into the candidates' place.
-
-        ``candidates`` are names as in tables, with the folders of their runs.
-        """
-
-    def write(self, found: Sequence[Comparison], place: Place, folder: str | Path | None) -> None:
-        """Writes the files into the runs below ``place.out``, and to the place that was named, if there is one."""
-
-
-Outputs = list[tuple[ComparisonOutput, str | Path | None]]
+Outputs = list[tuple[Format, str | Path | None]]
+"""Formats of files that every comparison leaves, each with one more place for them, if one was named."""
 
 
 class OutputArguments(TypedDict, total=False):
@@ -104,7 +88,7 @@ class CompareArguments(AllArguments, OutputArguments, total=False):
 def split_outputs(arguments: Mapping[str, Any]) -> tuple[Outputs, Mapping[str, Any]]:
     """Splits arguments into the files that are left, with their places, and all others."""
     rest = dict(arguments)
-    return [(output, rest.pop(output.name, None)) for output in extensions.offered("comparison-output")], rest
+    return [(kind.load(), rest.pop(kind.name, None)) for kind in offered(FormatOffer) if kind.compare], rest
 
 
 def check_outputs(outputs: Outputs, candidates: Mapping[str, Path | RemotePath | None]) -> None:
@@ -232,25 +216,6 @@ def _with_whole_divergence(model: LazyModel) -> LazyModel:
 
 
 # ── the candidates ───────────────────────────────────────────────────────────────────────────────────────────────────
-class Variants(Protocol):
-    """Several settings that are candidates of one model; wings offer classes of such values as "candidate-variants"."""
-
-    hint: ClassVar[str]  # how to ask for them
-
-    @classmethod
-    def asked_for(cls, request: CompareRequest) -> Self | None:
-        """Reads them from the options that were given; None if there are none."""
-
-    def first(self, model: LazyModel) -> LazyModel:
-        """The model with the first of the settings, which the baseline has."""
-
-    def of_candidate(self, model: LazyModel, *, is_baseline: bool) -> list[LazyModel]:
-        """One candidate for each of the settings that the model's engine knows; each has a name.
-
-        The baseline's own model is no candidate with the settings that it has as the baseline.
-        """
-
-
 Candidates = Sequence[tuple[str, LazyModel | None]]
 """The name of each candidate, and how it is scored; None: it is a finished run."""
 
@@ -262,13 +227,11 @@ def _settings(
 
     Variants make several candidates of each model. If no candidate is named, they are variants of the baseline's model.
     """
-    kinds: list[type[Variants]] = extensions.offered("candidate-variants")
-    variants = next((its for kind in kinds if (its := kind.asked_for(request)) is not None), None)
+    variants = CacheTypes.asked_for(request)
     is_alone = variants is not None and not named and not is_stored(baseline)
     given = [baseline] if is_alone else named
     if not given:
-        hints = "".join(f", or {kind.hint}" for kind in kinds)
-        fix = f"name a model or a run, as in scoremode compare BASELINE CANDIDATE --corpus FILE{hints}"
+        fix = f"name a model or a run, as in scoremode compare BASELINE CANDIDATE --corpus FILE, or {HINT}"
         raise InputError("CANDIDATE is missing", fix=fix)
     require_candidates(given, place)
     first, models = assign_engines(baseline, given, request)

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.core import extensions
 from scoremode.core.arguments import user_path
 from scoremode.core.cache.units import size_words
 from scoremode.core.disk.folders import MANIFEST, REFERENCE
@@ -21,6 +20,7 @@ from scoremode.core.disk.stores import is_there
 from scoremode.core.disk.uri import is_uri, may_be_stored, name_in
 from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import engine_for, require, share_options
+from scoremode.core.extensions import BaselineOffer, FormatOffer, offered
 from scoremode.core.free_memory import available
 from scoremode.core.models.gguf import SPLIT, SUFFIX, gguf_models
 from scoremode.core.models.names import reader_of
@@ -63,7 +63,7 @@ class CompareRequest:
 def is_stored(baseline: str) -> bool:
     """Is this a baseline that is stored, and not a model: a run, a reference, or a kind that a wing offers?"""
     own = runs.is_run(baseline) or is_there(baseline, REFERENCE)
-    return own or any(kind.claims(baseline) for kind in extensions.offered("baseline"))
+    return own or any(kind.claims(baseline) for kind in offered(BaselineOffer))
 
 
 def assign_engines(
@@ -209,8 +209,8 @@ def require_both_fit(baseline: LazyModel, candidate: LazyModel, longest: int) ->
 
 
 def _other_way() -> str:
-    files = extensions.offered("reference-output")
-    return str(files[0].instead_of_states) if files else "use an unquantized checkpoint as the baseline"
+    files = (kind.instead_of_states for kind in offered(FormatOffer) if kind.instead_of_states)
+    return next(files, "use an unquantized checkpoint as the baseline")
 
 
 def compared_with(run_p: Run, noise: Mapping[str, Any], candidate: LazyModel) -> dict[str, object]:

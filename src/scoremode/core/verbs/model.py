@@ -23,6 +23,7 @@ from scoremode.core.engine.base import Engine, EngineFacts
 from scoremode.core.engine.options import Options
 from scoremode.core.engine.plugin import Capabilities, EnginePlugin, Work
 from scoremode.core.engine.registry import ChosenEngine
+from scoremode.core.extensions import Replicas
 from scoremode.core.models.names import reader_of
 from scoremode.core.models.subject import Subject
 from scoremode.core.options import chosen_of
@@ -35,7 +36,7 @@ from scoremode.core.typed import checked
 from scoremode.core.verbs.place import Place
 from scoremode.core.verbs.planned import LastTokens, PlannedQuestion, identify, plan_question
 from scoremode.core.verbs.progress import Progress, announce, tell_display
-from scoremode.core.verbs.replicas import Replicas, read_spread, replicas_class
+from scoremode.core.verbs.replicas import read_spread, replicas_class
 from scoremode.core.verbs.scoring import score_run
 from scoremode.errors import ModelError, OptionError, print_line
 

@@ -1,7 +1,7 @@
 """``scoremode reference``: score a text with a baseline and keep its distributions for comparisons.
 
 --out DIR    its hidden states and its head: a reference
---… FILE     its distributions in another form, which a wing offers as "reference-output"
+--… FILE     its distributions in a format that a wing offers
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
-from scoremode.core import extensions
 from scoremode.core.cache.entries import drop_entry
 from scoremode.core.cache.units import size_words
 from scoremode.core.disk.folders import entry_folder
 from scoremode.core.engine.base import Engine, Wanted
 from scoremode.core.engine.baseline import noise_facts, noise_floor, states_dtype, states_in, stored_states
 from scoremode.core.engine.registry import require
+from scoremode.core.extensions import Format, FormatOffer, offered
 from scoremode.core.plan.question import Question
 from scoremode.core.references.format import RAW_DTYPES
 from scoremode.core.references.writer import StatesWriter, require_disk
@@ -37,31 +37,8 @@ REPEATED = ("plan_digest", "method", "method_settings", "model_fingerprint", "to
 """Facts of the run's manifest that the manifest of the reference repeats."""
 
 
-class ReferenceOutput(Protocol):
-    """A file in another form that ``scoremode reference`` can write; wings offer values as "reference-output"."""
-
-    name: str  # of the argument
-    flag: Mapping[str, str]  # the flag as the help shows it, and what it does
-    instead_of_states: str  # what to do with a baseline that has no hidden states
-
-    def used_by(self, file: str) -> list[str]:
-        """Lines that say what to do with the file."""
-
-    def score(
-        self,
-        model: LazyModel,
-        file: str | Path,
-        question: Question,
-        place: Place,
-    ) -> Run:
-        """Scores the question and writes the file alone; the run is not kept.
-
-        Refuses, before that, a file that cannot be written, a question that it cannot have, and a folder for the run.
-        """
-
-
 class FileArguments(TypedDict, total=False):
-    """Files that wings write, named here for editors and type checkers alone; see ``ReferenceOutput``."""
+    """Files that wings write, named here for editors and type checkers alone; see ``FormatOffer``."""
 
     kld: str | Path | None
     """a file for llama.cpp's tool, by the method llamacpp"""
@@ -99,15 +76,15 @@ def reference(
         return reference_of(lazy, question.with_text(), place, files=files)
 
 
-Files = list[tuple[ReferenceOutput, str | Path]]
+Files = list[tuple[Format, str | Path]]
 """Files in other forms that a user named."""
 
 
 def split_files(arguments: Mapping[str, Any]) -> tuple[Files, dict[str, Any]]:
     """Splits arguments into files that wings write, and all others."""
-    known: dict[str, ReferenceOutput] = {output.name: output for output in extensions.offered("reference-output")}
-    files = [(known[name], file) for name, file in arguments.items() if name in known and file is not None]
-    return files, {name: value for name, value in arguments.items() if name not in known}
+    formats = {kind.name: kind for kind in offered(FormatOffer) if kind.reference}
+    files = [(formats[name].load(), file) for name, file in arguments.items() if name in formats and file is not None]
+    return files, {name: value for name, value in arguments.items() if name not in formats}
 
 
 def reference_of(

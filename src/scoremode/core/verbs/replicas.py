@@ -1,22 +1,21 @@
-"""One model as several replicas: the arguments about them, and what the core asks of a wing that runs them.
+"""One model as several replicas: the arguments about them, and the work that they share.
 
-A wing offers the class of its ``Replicas`` under the kind "replicas". If none does, these arguments do not exist.
+A wing offers the class that runs them. If none does, these arguments do not exist.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from scoremode.core import extensions
+from scoremode.core.extensions import Replicas, ReplicasOffer, offered
 from scoremode.core.options import KnownOption, option, options_of
 
 if TYPE_CHECKING:
-    from scoremode.core.engine.base import Engine, EngineFacts
+    from scoremode.core.engine.base import EngineFacts
     from scoremode.core.engine.plugin import Work
     from scoremode.core.engine.registry import ChosenEngine
-    from scoremode.core.verbs.progress import Progress
     from scoremode.values import Bools, Ints
 
 OTHER_FILES = "give every node the same files, versions and options"
@@ -41,13 +40,12 @@ class Spread:
 
 def replicas_class() -> type[Replicas]:
     """The class that runs replicas. Only where a ``Spread`` was read: then a wing offers one."""
-    found: type[Replicas] = extensions.offered("replicas")[0]
-    return found
+    return offered(ReplicasOffer)[0].load()
 
 
 def spread_options() -> Mapping[str, KnownOption]:
     """The options about replicas by name; none if no wing runs replicas."""
-    return Spread.options() if extensions.offered("replicas") else {}
+    return Spread.options() if offered(ReplicasOffer) else {}
 
 
 def read_spread(arguments: Mapping[str, Any]) -> tuple[Spread | None, dict[str, Any]]:
@@ -82,44 +80,3 @@ class Pieces:
     arguments: Callable[[int, Bools], tuple[Any, ...]]  # the method's, from a piece's number and what is done
     read: Callable[[Any], Iterable[tuple[int, Any]]] = lambda said: (said,)  # ─▶ places in the piece, results
     ahead: int = 1  # pieces that a replica has at a time
-
-
-class Pool(Protocol):
-    """Replicas that were opened for a study, of which at least one is ready."""
-
-    about: Any  # see ``Worker``
-    facts: EngineFacts
-
-    def share(self, pieces: Pieces, done: Bools) -> Iterator[tuple[int, Any]]:
-        """Yields all results that are not ``done``, with their indices, in any order."""
-
-    def ask(self, method: str, *arguments: Any) -> Any:
-        """Calls a method of one worker."""
-
-    def notes(self) -> list[str]:
-        """What a reader of the results must know about the replicas."""
-
-    def close(self) -> None: ...
-
-
-class Replicas(Protocol):
-    """A model that runs as several replicas. A wing offers its class under the kind "replicas"."""
-
-    chosen: ChosenEngine  # with the options of one replica
-
-    def __init__(self, chosen: ChosenEngine, spread: Spread, tokenizer: str | None) -> None:
-        """Refuses an engine or resources that cannot work, before a text is read."""
-
-    def engine(self, work: Work, progress: Progress | None) -> Engine:
-        """Opens the replicas as one engine."""
-
-    def pool(self, work: Work, open_worker: OpenWorker, progress: Progress | None) -> Pool:
-        """Opens the replicas for a study, each with a worker of its own. The caller closes them."""
-
-    @staticmethod
-    def read(given: Mapping[str, Any]) -> Spread:
-        """Reads arguments about replicas, at least one; refuses those that cannot work."""
-
-    @staticmethod
-    def require() -> None:
-        """Refuses replicas if a package that they need is not installed."""

@@ -18,7 +18,6 @@ from scoremode.core.scores.parquet import RunRows
 from scoremode.core.scores.schema import BUILT_IN
 from scoremode.core.statistics.estimate import as_json
 from scoremode.core.statistics.groups import grouping, weights_of
-from scoremode.core.statistics.parts import metrics_by_slice
 from scoremode.core.statistics.run import all_metrics, llamacpp_stderr
 from scoremode.core.text.tokenizer import TextTokenizer
 from scoremode.core.text.tokens import Tokens
@@ -43,7 +42,7 @@ def make_manifest(
     has_llamacpp_error = planned.method.independent_error
     return {
         "metrics": as_json(all_metrics(plan, planned.tokens, scores)),
-        **({"by_slice": by_slice} if (by_slice := metrics_by_slice(plan, planned.tokens, scores)) else {}),
+        **_by_slice(planned, scores),
         "windows": len(plan),
         "forward_tokens": plan.forward_tokens,
         "method": plan.method,
@@ -68,6 +67,15 @@ def make_manifest(
         "tokens_per_second": plan.forward_tokens / seconds if seconds > 0 else None,
         "identity": identity,
     }
+
+
+def _by_slice(planned: PlannedQuestion, scores: Scores) -> dict[str, object]:
+    if planned.tokens.slices is None:
+        return {}
+    from scoremode.core.statistics.parts import metrics_by_slice
+
+    metrics = metrics_by_slice(planned.plan, planned.tokens, scores)
+    return {"by_slice": metrics} if metrics else {}
 
 
 def add_account(manifest: dict[str, Any], account: Mapping[str, Any]) -> None:

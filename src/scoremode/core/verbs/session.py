@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
-from scoremode.core import extensions
 from scoremode.core.engine.base import Engine
 from scoremode.core.engine.plugin import Work
 from scoremode.core.plan.question import Question
@@ -40,14 +38,6 @@ from scoremode.values import Floats, Ids
 
 class CompareQuestion(QuestionArguments, OutputArguments, total=False):
     """Arguments of a question, and files that wings write."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelMethod:
-    """A method of ``Model``; wings offer such values as "model-method"."""
-
-    name: str
-    function: Callable[..., Any]  # of the model, and the arguments by name
 
 
 class Model:
@@ -202,22 +192,6 @@ class Model:
             comparison = compare_model(first, self._model, to_ask, place)
         leave(outputs, [comparison], place)
         return comparison
-
-    if TYPE_CHECKING:
-        noise: Callable[..., Any]  # of studies/paths
-    else:  # a type checker would take any name
-
-        def __getattr__(self, name: str) -> Callable[..., Any]:
-            """A method that a wing adds: see ``ModelMethod``."""
-            methods: list[ModelMethod] = [] if name.startswith("_") else extensions.offered("model-method")
-            for method in methods:
-                if method.name == name:
-                    return partial(self._ask_method, method)
-            raise AttributeError(f"a model has no method {name!r}")
-
-    def _ask_method(self, its: ModelMethod, /, **arguments: Any) -> Any:
-        with self._asking():
-            return its.function(self._model, **arguments)
 
     # ── the engine ───────────────────────────────────────────────────────────────────────────────────────────────────
     @contextmanager

@@ -7,23 +7,16 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
 from itertools import pairwise
 
-from scoremode.core.verbs import argument_types
-from scoremode.errors import in_python
-
-Flags = Mapping[str, str]
-"""Flags as the help shows them, and what they do.
-
-``--out DIR`` has a value, ``--fresh`` is a switch, ``--target TEXT …`` may be given again, N is a whole number, and
-``N,…`` are one or several.
-"""
+from scoremode.core.engine.registry import known_engines
+from scoremode.core.extensions import Flags as Flags  # noqa: PLC0414
+from scoremode.errors import in_python, listed
 
 MODEL: Flags = {
-    "model MODEL": "a checkpoint or EXL3 folder, a GGUF file, a name on the Hugging Face hub, smollm2-135m, or a "
-    "server's name for it (with --engine http://HOST:PORT)"
+    "model MODEL": "a checkpoint folder, a name on the Hugging Face hub, smollm2-135m",
 }
 ENGINE: Flags = {
     "--engine ENGINE": "see scoremode info engines (default: by the model)",
@@ -35,6 +28,12 @@ RUN: Flags = {
 }
 _OTHERS = {"progress": "a function of the tokens done and the tokens in all"}  # in Python alone
 _FLAGS = {**MODEL, **ENGINE, **RUN}
+
+
+def model_flag() -> Flags:
+    """``MODEL``, with what the engines take that are here."""
+    names = [plugin.models for plugin in known_engines().values() if plugin.models]
+    return {flag: listed([about, *names], "or") for flag, about in MODEL.items()}
 
 
 def name_of(flag: str) -> str:
@@ -59,6 +58,8 @@ def shared_texts() -> dict[str, str]:
 @cache
 def _declared_texts() -> dict[str, str]:
     """The texts below the arguments in argument_types.py, as ``make format`` wrote them: no engine is loaded for it."""
+    from scoremode.core.verbs import argument_types
+
     try:
         source = inspect.getsource(argument_types)
     except OSError:  # there is bytecode alone

@@ -72,6 +72,7 @@ class ExllamaPlugin(EnginePlugin):
     contract = 1
     name = "exllamav3"
     summary = "EXL3 checkpoints as ExLlamaV3 serves them, on a GPU"
+    models = "an EXL3 folder"
     capabilities: ClassVar[Capabilities] = Capabilities.all(hidden_states=False, logits=True, paths=PATHS)
     options = ExllamaOptions
     opens_checkpoints = True

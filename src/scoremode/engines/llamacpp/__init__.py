@@ -24,6 +24,7 @@ class LlamaCppPlugin(EnginePlugin):
     contract = 1
     name = "llamacpp"
     summary = "GGUF files as llama.cpp serves them"
+    models = "a GGUF file"
     capabilities: ClassVar[Capabilities] = Capabilities.all(hidden_states=False, logits=True, paths=(*PATHS, CHUNKED))
     options = LlamaCppOptions
     packages = ("llama-cpp-python", "xllamacpp", "gguf")
@@ -34,13 +35,16 @@ class LlamaCppPlugin(EnginePlugin):
         return None if installed() else f"llama.cpp is not installed; {how_to_install()}"
 
     def claims(self, model: str) -> bool:
-        from scoremode.core.models.gguf import SUFFIX, gguf_models
         from scoremode.core.models.names import reader_of
 
         path = user_path(model)
-        if model.lower().endswith(SUFFIX) or reader_of(model) is not None:
+        if model.lower().endswith(".gguf") or reader_of(model) is not None:
             return True
-        return path.is_dir() and not any(path.glob("*.safetensors")) and bool(gguf_models(path))
+        if not path.is_dir() or any(path.glob("*.safetensors")):
+            return False
+        from scoremode.core.models.gguf import gguf_models
+
+        return bool(gguf_models(path))
 
     def subject(self, model: str, options: LlamaCppOptions, tokenizer: str | None) -> Subject:
         from scoremode.engines.llamacpp.gguf_subject import gguf_subject

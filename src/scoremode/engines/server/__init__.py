@@ -23,6 +23,7 @@ class ServerPlugin(EnginePlugin):
     contract = 1
     name = "server"
     summary = "a running inference server, named by its address: --engine http://HOST:PORT"
+    models = "a server's name (--engine http://HOST:PORT)"
     capabilities: ClassVar[Capabilities] = PLAIN
     options = ServerOptions
     addresses = ("http://", "https://")

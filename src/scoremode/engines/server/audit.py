@@ -36,7 +36,7 @@ SHARED = 3  # different tokens with the lowest score
 NOISE, LEAST = 1.5, 1e-4  # × the noise, and nats: by more than both, scores depend on what was left out
 
 
-class Budget:
+class AuditBudget:
     """Tokens that checks of one kind may send: the first of them always, then by chance a share of those scored."""
 
     def __init__(self, free: int, share: float) -> None:
@@ -60,8 +60,8 @@ class Audit:
 
     def __init__(self, bos: int | None, exponent: float = 1e-9) -> None:
         self._bos, self._lock, self._draw = bos, threading.Lock(), random.SystemRandom()
-        self._first, self._part = Budget(1024, 0.008), Budget(512, 0.004)
-        self._half, self._whole = Budget(0, 0.004), Budget(0, 0.004)
+        self._first, self._part = AuditBudget(1024, 0.008), AuditBudget(512, 0.004)
+        self._half, self._whole = AuditBudget(0, 0.004), AuditBudget(0, 0.004)
         self.alone, self.again, self.gain, self.reach = Moves(), Moves(), Moves(), Moves()
         self.longest = 0  # of the run's windows: whole ones and halves are drawn from those almost as long
         self.exponent, self.lists, self._reached = exponent, False, 0

@@ -200,7 +200,7 @@ def _echoed(answer: Completions, ids: Sequence[int], most: int, _last: int) -> N
 
 
 # ── SGLang ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-class TokenScore(msgspec.Struct, array_like=True, gc=False):
+class ServedToken(msgspec.Struct, array_like=True, gc=False):
     """[logprob, id, text]"""
 
     logprob: float | None
@@ -208,8 +208,8 @@ class TokenScore(msgspec.Struct, array_like=True, gc=False):
 
 
 class GeneratedScores(msgspec.Struct):
-    input_token_logprobs: list[TokenScore]
-    input_top_logprobs: list[list[TokenScore] | None]
+    input_token_logprobs: list[ServedToken]
+    input_top_logprobs: list[list[ServedToken] | None]
     weight_version: Any = None
     prompt_tokens: Any = None
 

@@ -19,8 +19,8 @@ import numpy as np
 
 from scoremode.core.arguments import read_key, user_path
 from scoremode.core.hub import offline_if_unreachable
-from scoremode.core.models.embedded import EMBEDDED
 from scoremode.core.models.facts import resolve
+from scoremode.core.models.names import EMBEDDED
 from scoremode.core.models.subject import Subject
 from scoremode.core.text.files import Message
 from scoremode.core.text.token_text import byte_level_piece, sentencepiece_piece, spelled

@@ -28,7 +28,7 @@ from scoremode.engines.vllm import support
 from scoremode.engines.vllm.processes import VllmLog, end
 from scoremode.engines.vllm.self_test import (
     HeadFacts,
-    Verdict,
+    SelfTestVerdict,
     dtype_of,
     engine_facts,
     judge_answers,
@@ -361,9 +361,9 @@ class VllmEngine(Engine):
         return self.log.explaining("vLLM stopped", EngineError, fix)
 
     # ── start and end ────────────────────────────────────────────────────────────────────────────────────────────────
-    def _self_test(self, version: str) -> Verdict:
+    def _self_test(self, version: str) -> SelfTestVerdict:
         """Compare our scores with those of the model's own ``compute_logits``; raise an error if they disagree."""
-        config, tried = self.llm.llm_engine.vllm_config, list[Verdict]()
+        config, tried = self.llm.llm_engine.vllm_config, list[SelfTestVerdict]()
         for gather in (False, True) if config.parallel_config.tensor_parallel_size > 1 else (False,):
             lines = self._one(*request_for_test(self._vocabulary, self._longest, gather=gather))
             tried.append(judge_answers(lines, dtype_of(config)))

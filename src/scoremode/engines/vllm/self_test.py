@@ -53,7 +53,7 @@ class HeadFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class SelfTestVerdict:
     error: float  # largest difference in nats between our scores and those from the model's own logits
     allowed: float  # the largest difference that rounding explains
     exact: bool  # do logits stay in float32?
@@ -81,7 +81,7 @@ def request_for_test(vocabulary: int, longest: int, *, gather: bool) -> tuple[Id
     return ids, Request(rows, targets, gather=gather, self_test=True)
 
 
-def require_agreement(tried: list[Verdict], version: str) -> Verdict:
+def require_agreement(tried: list[SelfTestVerdict], version: str) -> SelfTestVerdict:
     """Returns the last verdict if scores agree with ``compute_logits``; else raises an error with all differences."""
     if tried[-1].agrees:
         return tried[-1]
@@ -92,7 +92,7 @@ def require_agreement(tried: list[Verdict], version: str) -> Verdict:
     )
 
 
-def judge_answers(lines: Words, dtype: str) -> Verdict:
+def judge_answers(lines: Words, dtype: str) -> SelfTestVerdict:
     """Judges the answer to a self-test request. Each line has our scores and those from the model's own logits."""
     line = line_words(TEST_TARGETS)
     if lines.dtype != np.int32 or lines.ndim != 2 or lines.shape[1] != 2 * line + 3 + KERNEL_WORDS:
@@ -113,7 +113,7 @@ def judge_answers(lines: Words, dtype: str) -> Verdict:
     # a NaN gap must fail, but NaN compares false, so it becomes infinity below
     exact, vocabulary = lines[0, 2 * line + 1 : 2 * line + 3].tolist()
     uniform = bool((theirs.logprob == measured(theirs.top_logprob)[:, None]).all()) and vocabulary > 1
-    return Verdict(
+    return SelfTestVerdict(
         error=error if np.isfinite(error) else float("inf"),
         allowed=allowed,
         exact=bool(exact),
@@ -148,7 +148,7 @@ def unread_cache_note(config: Any) -> list[str]:
 
 
 def engine_facts(
-    config: Any, version: str, head: Verdict, *, gathered: bool, path: DecodePath | None = None
+    config: Any, version: str, head: SelfTestVerdict, *, gathered: bool, path: DecodePath | None = None
 ) -> EngineFacts:
     """Returns the facts of an engine that was started with this ``VllmConfig`` and passed its self-test."""
     import torch

@@ -90,7 +90,7 @@ class Opened:
     pid: int
 
 
-class Finished:
+class FinishedPiece:
     """The last item that a replica sends for a piece of work."""
 
 
@@ -131,13 +131,13 @@ class Replica:
             return as_our_error(error)
 
     def stream(self, name: str, *arguments: Any) -> Iterator[Any]:
-        """Yields what a method yields; then ``Finished`` or an error."""
+        """Yields what a method yields; then ``FinishedPiece`` or an error."""
         try:
             yield from getattr(self._worker, name)(*arguments)
         except Exception as error:
             yield as_our_error(error)
         else:
-            yield Finished()
+            yield FinishedPiece()
 
     def close(self) -> None:
         if self._worker is not None:

@@ -15,7 +15,7 @@ from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.replicas import Pieces, Spread
 from scoremode.errors import EngineError, ScoremodeError
 from scoremode.remote.ray.ray_cluster import Cluster, ClusterRoom, reason_of
-from scoremode.remote.ray.replica import Finished, Opened, Replica, ReplicaSpec
+from scoremode.remote.ray.replica import FinishedPiece, Opened, Replica, ReplicaSpec
 from scoremode.values import Bools
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class ReplicaHandle:
         return self.sent[0][1] if self.sent else self.opening
 
     def send(self, number: int, method: str, *arguments: Any) -> None:
-        """Calls a method of its worker, which yields results as a stream that ends with ``Finished`` or an error."""
+        """Calls a method of its worker, which streams results, then ``FinishedPiece`` or an error."""
         call = self.actor.stream.options(num_returns="streaming", _generator_backpressure_num_objects=AHEAD)
         self.sent.append((number, call.remote(method, *arguments)))
 
@@ -206,7 +206,7 @@ class ReplicaPool:
     def _handle(self, work: Shared, replica: ReplicaHandle, message: Any) -> Iterator[tuple[int, Any]]:
         if isinstance(message, Exception):
             self._lost(work, replica, message)
-        elif isinstance(message, Finished):
+        elif isinstance(message, FinishedPiece):
             number, _ = replica.sent.popleft()
             if missing := work.missing(number):
                 raise EngineError(

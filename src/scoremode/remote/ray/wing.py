@@ -1,5 +1,12 @@
 """What replicas hand over to the house."""
 
-from scoremode.core.extensions import Wing
+from scoremode.core.extensions import ReplicasOffer, Wing
 
-WING = Wing(offers={"replicas": ("remote.ray.replicas:RayReplicas",)})
+WING = Wing(
+    offers=(
+        ReplicasOffer(
+            about="several engines share the work, with the extra ray",
+            code="remote.ray.replicas:RayReplicas",
+        ),
+    )
+)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 from scoremode.console import flags, signals
-from scoremode.console.verb import Verb
+from scoremode.console.flags import Verb
 from scoremode.core.disk.manifests import command_without_secrets
 from scoremode.core.typed import typed
 
@@ -19,7 +19,6 @@ logger = logging.getLogger(__name__)
 
 
 class ServeVerb(Verb):
-    summary = "load a model once, and answer many clients over HTTP"
     examples = ("scoremode serve org/model-W4A16 --port 8000", "scoremode serve org/model --api-key-env SERVER_KEY")
     epilog = (
         "Every other flag after MODEL is passed on to the server: --port 8000, --max-model-len 8192, "

@@ -26,7 +26,7 @@ from scoremode.core.verbs.prob.sequence import SequenceProbability, paired
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.self_test import (
     TEST_TARGETS,
-    Verdict,
+    SelfTestVerdict,
     dtype_of,
     engine_facts,
     judge_answers,
@@ -64,7 +64,7 @@ class Scorer:
     async def start(self) -> None:
         """Runs the self-test: on every replica, our scores must agree with the model's own ``compute_logits``."""
         version, config = support.installed_version(), self.client.vllm_config
-        tried: list[Verdict] = []
+        tried: list[SelfTestVerdict] = []
         answers: list[Words] = []
         for gather in (False, True) if self._ranks > 1 else (False,):
             ids, request = request_for_test(self.room.inputs, self.room.longest, gather=gather)

@@ -17,8 +17,8 @@ from scoremode.console.streams import is_quiet
 from scoremode.core.arguments import read_key, secret_on_command_line, user_path
 from scoremode.core.disk.manifests import is_secret
 from scoremode.core.engine.options import HUB_TOKEN
-from scoremode.core.models.embedded import EMBEDDED
 from scoremode.core.models.facts import hub_config, read_config, resolve
+from scoremode.core.models.names import EMBEDDED
 from scoremode.engines.vllm import plugin, support
 from scoremode.engines.vllm.start import (
     can_plan_ahead,

@@ -1,9 +1,15 @@
 """What the service hands over to the house."""
 
-from scoremode.core.extensions import Wing
+from scoremode.core.extensions import VerbEntry, Wing
 
 WING = Wing(
     names={"serve": "remote.service.command"},
-    verbs={"with other programs": {"serve": "remote.service.command:ServeVerb"}},
+    verbs={
+        "with other programs": {
+            "serve": VerbEntry(
+                "load a model once, and answer many clients over HTTP", "remote.service.command:ServeVerb"
+            )
+        }
+    },
     needs=("engines/vllm",),
 )

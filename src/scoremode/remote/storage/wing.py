@@ -1,5 +1,5 @@
 """What stores behind URIs hand over to the house."""
 
-from scoremode.core.extensions import Wing
+from scoremode.core.extensions import StoreOffer, Wing
 
-WING = Wing(offers={"store": ("remote.storage.store:STORE",)})
+WING = Wing(offers=(StoreOffer(code="remote.storage.store:STORE"),))

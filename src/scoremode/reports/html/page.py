@@ -14,7 +14,7 @@ from typing import Any, overload
 
 from markupsafe import Markup
 
-from scoremode.core import extensions
+from scoremode.core.extensions import PageOffer, PartOffer, ResultPart, ResultView, offered
 from scoremode.core.statistics.comparison import Comparison, Comparisons, are_of_paths
 from scoremode.core.store.run import Run
 from scoremode.core.typed import typed
@@ -26,7 +26,7 @@ from scoremode.reports.html.scored_text import TEXT_TARGETS, page_data, text_sec
 from scoremode.reports.html.size_chart import size_section
 from scoremode.reports.html.templating import fill, fill_page
 from scoremode.reports.model_card import markdown, metadata
-from scoremode.reports.parts import ResultPart, offered_parts, report_input
+from scoremode.reports.parts import format_shown
 from scoremode.reports.publish import about_run
 from scoremode.reports.ranking import closest_first, pairs_tested, why_not_ranked
 from scoremode.reports.runs import run_facts, run_slices, runs_notes, runs_table
@@ -176,32 +176,22 @@ def _title(candidates: Sequence[str], baselines: Sequence[Run], texts: str, *, o
 
 @dataclass(frozen=True, slots=True)
 class ResultPage:
-    """A kind of result that has a page of its own: a value of the kind "page" that a wing offers."""
+    """The page and the table of results of one kind: the code of a ``PageOffer``."""
 
-    shows: type
     render: Callable[[Sequence[Any]], str]
-    refusal: tuple[str, str]  # what is wrong with results that cannot be on this page, and what to do
-    several: bool = False  # can one page show several of them?
+    refusal: tuple[str, str]
+    several: bool = False
     blocks: Callable[[Any], Sequence[Block]] | None = None  # what notebooks show of it
 
+    def table(self, result: Any) -> str | None:
+        return None if self.blocks is None else str(fill("notebook.html", blocks=self.blocks(result)))
 
-def result_pages() -> list[ResultPage]:
-    return extensions.offered("page")
 
-
-def notebook_html(value: Any) -> str | None:
-    """A result as a table for a notebook, which shows the last value of a cell; None if it has none."""
-    if isinstance(value, Run):
-        blocks: Sequence[Block] = [run_facts(value)]
-    elif isinstance(value, Comparison | Comparisons):
-        comparisons = [value] if isinstance(value, Comparison) else list(value)
-        blocks = [comparison_table(comparisons), *comparison_notes(comparisons)]
-    else:
-        shown = (page.blocks for page in result_pages() if page.blocks is not None and isinstance(value, page.shows))
-        if (make := next(shown, None)) is None:
-            return None
-        blocks = make(value)
-    return str(fill("notebook.html", blocks=blocks))
+def _blocks(result: Run | Comparison | Comparisons) -> Sequence[Block]:
+    if isinstance(result, Run):
+        return [run_facts(result)]
+    comparisons = [result] if isinstance(result, Comparison) else list(result)
+    return [comparison_table(comparisons), *comparison_notes(comparisons)]
 
 
 @overload
@@ -228,28 +218,36 @@ def report(path: str | Path, *found: Any, **details: Any) -> Path | str:
 
 
 def _page(path: str, results: Sequence[Any], details: Mapping[str, Any]) -> str:
-    parts = offered_parts()
+    parts = offered(PartOffer)
     for name in details:
         if not any(name in part.arguments for part in parts):
             raise UnknownArgumentError(f"report has no argument {name}", fix="leave it out")
     if results and all(isinstance(result, str | Path) for result in results):
         names = list(map(str, results))
-        if (shown := report_input(names)) is not None:
-            return shown.render(names, path)
-    for page in result_pages():
-        page_results = [result for result in results if isinstance(result, page.shows)]
-        if page_results:
+        if (files := format_shown(names)) is not None:
+            return files.render(names, path)
+    for offer in offered(PageOffer):
+        page_results = [result for result in results if offer.fits(result)]
+        if page_results and (page := offer.load()) is not RESULTS:
             if len(page_results) < len(results) or (len(page_results) > 1 and not page.several):
                 raise InputError(page.refusal[0], fix=page.refusal[1])
             return page.render(page_results)
+    comparisons = [f for f in results if isinstance(f, Comparison)]
+    beside = []
+    for part in parts:
+        arguments = {name: value for name, value in details.items() if name in part.arguments and value}
+        beside += [part.load().make(comparisons, **arguments)] if arguments and comparisons else []
+    return _page_of(results, beside)
+
+
+def _page_of(results: Sequence[Any], beside: Sequence[ResultPart] = ()) -> str:
     comparisons = [f for f in results if isinstance(f, Comparison)]
     runs = [f for f in results if isinstance(f, Run)]
     if len(comparisons) + len(runs) < len(results):
         other = next(f for f in results if not isinstance(f, Comparison | Run))
         problem = f"found is of the type {type(other).__name__}, which no report shows"
         raise InputError(problem, fix="give comparisons or runs, or names of files of records")
-    beside = []
-    for part in parts:
-        arguments = {name: value for name, value in details.items() if name in part.arguments and value}
-        beside += [part.make(comparisons, **arguments)] if arguments and comparisons else []
     return render(comparisons, runs=runs, beside=beside)
+
+
+RESULTS: ResultView = ResultPage(_page_of, ("comparisons and runs are shown with each other alone", ""), True, _blocks)

@@ -1,8 +1,17 @@
 """What the page hands over to the house."""
 
-from scoremode.core.extensions import Wing
+from scoremode.core.extensions import PageOffer, Wing
 
 WING = Wing(
     names={"report": "reports.html.page"},
-    offers={"notebook": ("reports.html.page:notebook_html",)},
+    offers=(
+        PageOffer(
+            shows=(
+                "core.store.run:Run",
+                "core.statistics.comparison:Comparison",
+                "core.statistics.comparison:Comparisons",
+            ),
+            code="reports.html.page:RESULTS",
+        ),
+    ),
 )

@@ -6,8 +6,8 @@ import argparse
 from typing import Any
 
 from scoremode.console import flags, signals
+from scoremode.console.flags import Verb
 from scoremode.console.output import checked_report, progress_bar, show, write_report
-from scoremode.console.verb import Verb
 from scoremode.errors import OptionError
 
 OTHERWISE = ("served", "routes")  # what --by may be beside units of weights
@@ -21,7 +21,6 @@ BUDGET: flags.Flags = {
 
 
 class AttributeVerb(Verb):
-    summary = "which layers and matrices of a candidate do the damage"
     examples = (
         "scoremode attribute org/model model-W4A16 --corpus wikitext2 --report x.html",
         "scoremode attribute org/model rtn:3:32 rtn:5:32 --bits-budget 6 --corpus notes",

@@ -163,4 +163,4 @@ def _bars(attribution: Attribution, candidate: CandidateDamage) -> Markup:
 
 
 REFUSAL = ("an attribution has a page of its own", "write several reports")
-PAGE = ResultPage(Attribution, lambda attributions: render_attribution(attributions[0]), REFUSAL)
+PAGE = ResultPage(lambda attributions: render_attribution(attributions[0]), REFUSAL)

@@ -16,7 +16,7 @@ from scoremode.core.arguments import user_path
 from scoremode.core.verbs.outputs import ANY, NEVER_REPLACED, check_output, write_files
 from scoremode.errors import InputError, OptionError, print_line
 from scoremode.studies.attribution.result import SEEN, CandidateDamage, Recipe
-from scoremode.studies.attribution.swap_loop import Candidate, Job, SwapMeasurement, record_number, stored_bits
+from scoremode.studies.attribution.swap_loop import Candidate, SwapJob, SwapMeasurement, record_number, stored_bits
 from scoremode.studies.attribution.tool_recipes import LLM_COMPRESSOR, write_recipes
 from scoremode.studies.attribution.units import Unit
 from scoremode.studies.attribution.weight_formats.stored import Stored
@@ -111,7 +111,7 @@ class Choices:
     units: Sequence[Unit]
     model_type: str
 
-    def allocate(self, budget: Budget, kl: Callable[[Job], float]) -> list[Option]:
+    def allocate(self, budget: Budget, kl: Callable[[SwapJob], float]) -> list[Option]:
         """The best precision of each unit, given what each candidate's form of it does."""
         options = []
         for unit in self.units:
@@ -145,7 +145,7 @@ def make_recipe(
     }
     swapped = {tensor: candidate for tensor, candidate in taken.items() if candidate is not None}
     number = record_number("mixture", *(f"{tensor} {candidate.fingerprint}" for tensor, candidate in swapped.items()))
-    job = Job("the mixture", {tensor: candidate.name for tensor, candidate in swapped.items()}, number)
+    job = SwapJob("the mixture", {tensor: candidate.name for tensor, candidate in swapped.items()}, number)
     stored = {t: choices.own[t] if candidate is None else candidate.weights.stored[t] for t, candidate in taken.items()}
     return Recipe(
         budget=budget.words,

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from scoremode.core.disk.folders import ATTRIBUTION, PARTIAL_ATTRIBUTION
 from scoremode.core.disk.records import identity_in
 from scoremode.core.engine.options import CheckpointOptions
 from scoremode.core.models.facts import weight_files
@@ -41,12 +40,13 @@ from scoremode.values import Floats, change
 if TYPE_CHECKING:
     from scoremode.studies.attribution.engines.transformers_swaps import SwappableModel
 
+ATTRIBUTION, PARTIAL_ATTRIBUTION = "attribution.json", "attribution.journal"  # files of the folder
 AGAIN = "measure again with --fresh"
 UNTIED = "the head of {} is its embedding; a candidate has a head of its own, so both are measured apart"
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SwapJob:
     """Weights of candidates in place of the baseline's own, to be measured."""
 
     words: str  # for people, as in "layer 3 of model-Q4_K_M.gguf"
@@ -62,11 +62,11 @@ class Candidate:
     fingerprint: str
     weights: CandidateWeights
 
-    def job(self, unit: Unit | None) -> Job:
+    def job(self, unit: Unit | None) -> SwapJob:
         """The job of a unit, or of all weights."""
         tensors = tuple(self.weights.stored) if unit is None else unit.tensors
         description = f"{'all weights' if unit is None else unit.name} of {self.weights.label}"
-        return Job(description, dict.fromkeys(tensors, self.name), record_number(self.fingerprint, *tensors))
+        return SwapJob(description, dict.fromkeys(tensors, self.name), record_number(self.fingerprint, *tensors))
 
 
 def record_number(*parts: str) -> int:
@@ -116,13 +116,13 @@ class SwapMeasurement:
     progress: Progress | None = None
     baseline: tuple[Floats, Floats] | None = None  # log-probabilities and first choices of all targets
 
-    def measure(self, jobs: Sequence[Job]) -> list[Damage]:
+    def measure(self, jobs: Sequence[SwapJob]) -> list[Damage]:
         """The damage of each job: read from the folder if it is there, else measured and kept there."""
         if waiting := [job for job in jobs if job.number not in self.folder.records]:
             self._measure(waiting)
         return [Damage.unpacked(self.folder.records[job.number]) for job in jobs]
 
-    def _measure(self, jobs: Sequence[Job]) -> None:
+    def _measure(self, jobs: Sequence[SwapJob]) -> None:
         if self.baseline is None:
             self.baseline = self.record(jobs)
         tokens, total = self.plan.forward_tokens, self.plan.forward_tokens * len(jobs)
@@ -137,14 +137,14 @@ class SwapMeasurement:
             self.folder.add(job.number, self._damage(job, tell).packed())
             tell(tokens, tokens)
 
-    def record(self, jobs: Sequence[Job]) -> tuple[Floats, Floats]:
+    def record(self, jobs: Sequence[SwapJob]) -> tuple[Floats, Floats]:
         """Scores the baseline and keeps the states that these jobs start from."""
         announce(self.progress, "scoring the baseline")
         starts = {self.swaps.start_of(job.sources) for job in jobs}
         logprob, top, _ = self._columns(self.swaps.record(self.plan, starts), self.progress)
         return logprob, top
 
-    def _damage(self, job: Job, progress: Progress) -> Damage:
+    def _damage(self, job: SwapJob, progress: Progress) -> Damage:
         assert self.baseline is not None
         weights = {candidate.name: candidate.weights for candidate in self.candidates}
         try:

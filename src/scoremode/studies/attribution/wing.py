@@ -1,6 +1,6 @@
 """What attributions hand over to the house."""
 
-from scoremode.core.extensions import Wing
+from scoremode.core.extensions import CacheFiles, PageOffer, VerbEntry, Wing
 
 HERE = "studies.attribution"
 
@@ -13,7 +13,13 @@ WING = Wing(
         "routing": f"{HERE}.routing",
         "Routing": f"{HERE}.routing",
     },
-    verbs={"compare models": {"attribute": f"{HERE}.command:AttributeVerb"}},
+    verbs={
+        "compare models": {
+            "attribute": VerbEntry(
+                "which layers and matrices of a candidate do the damage", f"{HERE}.command:AttributeVerb"
+            )
+        }
+    },
     abilities={
         ("layer_states", "llamacpp"): f"{HERE}.engines.llamacpp_layers:open_layers",
         ("layer_states", "transformers"): f"{HERE}.engines.transformers_layers:open_layers",
@@ -22,5 +28,6 @@ WING = Wing(
         ("routes", "transformers"): f"{HERE}.engines.transformers_layers:open_routes",
         ("swaps", "transformers"): f"{HERE}.engines.transformers_swaps:open_swaps",
     },
-    offers={"page": (f"{HERE}.page:PAGE",)},
+    offers=(PageOffer(shows=(f"{HERE}.result:Attribution",), code=f"{HERE}.page:PAGE", needs="reports/html"),),
+    cache={"attributions": CacheFiles(mark="attribution.json", journal="attribution.journal")},
 )

@@ -5,9 +5,10 @@ Nothing heavy is imported before it is used: the help of these commands must sta
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from scoremode.core.extensions import Format
 
 if TYPE_CHECKING:
     from scoremode.core.plan.question import Question
@@ -17,17 +18,8 @@ if TYPE_CHECKING:
     from scoremode.core.verbs.place import Place
 
 
-class KldOutput:
+class KldFormat(Format):
     """The file that ``reference --kld`` writes; see writing.py."""
-
-    name = "kld"
-    flag: Mapping[str, str] = {
-        "--kld FILE": "its distributions in 16 bits for llama.cpp's tool, by the method llamacpp"
-    }
-    instead_of_states = (
-        "keep the baseline's distributions first, rounded to 16 bits and by the method llamacpp: "
-        "scoremode reference MODEL --kld FILE"
-    )
 
     def used_by(self, file: str) -> list[str]:
         return [
@@ -47,12 +39,8 @@ class KldOutput:
         return write_kld(model, file, question, place)
 
 
-class LlamacppLayout:
+class LlamacppLayout(Format):
     """The statistics that llama.cpp's tool prints, by its formulas and in its layout; see statistics.py."""
-
-    name = "llamacpp"
-    about = "print what llama.cpp's tool prints, by its formulas"
-    by = "By the formulas of llama.cpp's tool"
 
     def text(self, comparison: Comparison) -> str:
         from scoremode.studies.kld.statistics import llamacpp_statistics, llamacpp_text
@@ -60,5 +48,5 @@ class LlamacppLayout:
         return llamacpp_text(llamacpp_statistics(comparison))
 
 
-OUTPUT = KldOutput()
+KLD = KldFormat()
 LAYOUT = LlamacppLayout()

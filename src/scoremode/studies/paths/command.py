@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from scoremode.console import flags
+from scoremode.console.flags import Verb
 from scoremode.console.output import checked_report, command_line, progress_bar, show, write_report
-from scoremode.console.verb import Verb
 from scoremode.errors import OptionError
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 class PathsVerb(Verb):
-    summary = "a model against itself: fed in other ways, or computed in other settings"
     examples = (
         "scoremode paths model.gguf --vary decode,chunked --corpus wikitext2",
         "scoremode paths org/model --vary dtype=float32,bfloat16 --corpus wikitext2",

@@ -22,21 +22,21 @@ from scoremode.core.plan.question import Question
 from scoremode.core.scores.frames import few_lines
 from scoremode.core.statistics.estimate import finite_or_none
 from scoremode.core.store.run import Run
-from scoremode.core.verbs.argument_types import QuestionArguments
 from scoremode.core.verbs.arguments import (
     AllArguments,
     read_arguments,
     spelled_out,
 )
+from scoremode.core.verbs.cache_types import combinations
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, tell_starts
 from scoremode.core.verbs.progress import Progress, part_of, shows_progress
 from scoremode.core.verbs.run_contents import describe_engine
 from scoremode.core.verbs.scoring import check_fits
-from scoremode.core.verbs.session import ModelMethod
+from scoremode.core.verbs.session import Model
 from scoremode.errors import OptionError, did_you_mean
 from scoremode.reports.table import Block, Cell, Column, Note, Row, Table, words
 from scoremode.reports.text import counted
-from scoremode.studies.paths.variation import Variation, combinations
+from scoremode.studies.paths.variation import Variation
 from scoremode.values import Floats, change, rounded
 
 QUANTILE = 0.999
@@ -121,7 +121,7 @@ class Noise:
 @spelled_out(AllArguments)
 @shows_progress
 def noise(
-    model: GivenModel,
+    model: GivenModel | Model,
     *,
     vary: Mapping[str, str | Sequence[str | float | bool]] | None = None,
     repeat: int = 2,
@@ -133,7 +133,7 @@ def noise(
     """Score one plan under every combination of the settings in ``vary``, ``repeat`` times each.
 
     ``vary`` names ``engine`` or any option of an engine, with its values; the first value of each makes the reference.
-    ``arguments`` are those of a question and the engine's options, and hold for every setting.
+    ``arguments`` are those of a question and the engine's options, and hold for every setting. An open model has one.
 
     >>> import scoremode as sm
     >>> sm.noise("table:uniform", text="any text").settings[0].repeats.max
@@ -141,6 +141,9 @@ def noise(
     """
     question, options = read_arguments(arguments)
     question = question.with_text()
+    if isinstance(model, Model):
+        given = {**options, "vary": vary, "engine": engine, "tokenizer": tokenizer}
+        return _noise_of(model, question, given, repeat, progress)
     settings = read_settings(vary or {})
     if repeat == 1 and len(settings) == 1:
         raise OptionError("there is nothing to compare", fix="give --vary dtype=float32,bfloat16, or --repeat 2")
@@ -159,23 +162,15 @@ def noise(
     return _measured(varied, repeat, progress)
 
 
-@spelled_out(QuestionArguments)
-@shows_progress
-def noise_of_model(
-    model: LazyModel,
-    *,
-    repeat: int = 2,
-    progress: Progress | None = None,
-    **question: Unpack[QuestionArguments],
+def _noise_of(
+    model: Model, question: Question, options: Mapping[str, Any], repeat: int, progress: Progress | None
 ) -> Noise:
-    """``Model.noise``: how far scores move from pass to pass. For other settings, see ``noise``."""
-    if "vary" in question:
-        raise OptionError("an open model has one setting", fix="use sm.noise(MODEL, vary=…)")
-    full_question = model.ask(Question.of(question).with_text(), progress)
-    return _measured([Variation({}, "", model, full_question)], repeat, progress, keep_open=True)
-
-
-NOISE_METHOD = ModelMethod("noise", noise_of_model)
+    """How far scores of an open model move from pass to pass."""
+    if any(value is not None for value in options.values()):
+        raise OptionError("an open model has one setting", fix="give its name to vary it, as in sm.noise(NAME, vary=…)")
+    with model._asking():
+        variation = Variation({}, "", model._model, model._model.ask(question, progress))
+        return _measured([variation], repeat, progress, keep_open=True)
 
 
 # ── settings ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -4,34 +4,23 @@ model, settings ──▶ Variation ──score──▶ a run that is not kept 
                               ──against_first──▶ Comparison           paths: every variation but the first, prefill
 
 Either way, each is shown beside the same variation computed again.
-
-Types of the K/V cache: each combination is a candidate of its own, as in
-
-cache_type_k=["f16", "q8_0"], cache_type_v=["f16", "q4_0"]
-
-baseline     k f16 v f16         the first type of each option
-candidates   k f16 v q4_0        the same model; candidates that the user names get all four combinations
-             k q8_0 v f16
-             k q8_0 v q4_0
 """
 
 from __future__ import annotations
 
-import itertools
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any
 
 import numpy as np
 
 from scoremode.core.cache.units import size_words
 from scoremode.core.engine.base import Baseline, Engine, WholeDistributions, only_one_way
 from scoremode.core.engine.baseline import few_windows, noise_facts, stored_states
-from scoremode.core.engine.registry import all_options
 from scoremode.core.free_memory import available
 from scoremode.core.plan.plan import Plan
 from scoremode.core.references.reader import open_reference
@@ -41,28 +30,18 @@ from scoremode.core.store.run import Run
 from scoremode.core.verbs.baselines import OpenBaseline, compare_with
 from scoremode.core.verbs.compared_models import (
     NOISE,
-    CompareRequest,
     compared_with,
     require_both_fit,
-    short,
 )
 from scoremode.core.verbs.model import LazyModel, in_memory
 from scoremode.core.verbs.place import Place
 from scoremode.core.verbs.planned import PlannedQuestion
 from scoremode.core.verbs.progress import Progress, announce
 from scoremode.core.verbs.scoring import UnfinishedRun, answered, score_run
-from scoremode.errors import OptionError
 from scoremode.values import Floats, change
-
-T = TypeVar("T")
 
 SHARE = 4  # one window in so many is computed again at most, but two at least
 NOT_RERUN = {"rms": None, "largest": None, "targets": 0, "words": "not measured with replicas"}
-
-
-def combinations(varied: Mapping[str, Sequence[T]]) -> list[dict[str, T]]:
-    """All combinations of the values of several settings; that of all first values comes first."""
-    return [dict(zip(varied, chosen, strict=True)) for chosen in itertools.product(*varied.values())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,50 +189,3 @@ class AgainstFirst(OpenBaseline):
             f"KL between the paths would hold about {size_words(held)} of logits for {side_by_side} sequences, "
             "more than half of the free memory: give --sequences 1"
         )
-
-
-# ── types of the K/V cache ───────────────────────────────────────────────────────────────────────────────────────────
-@dataclass(frozen=True, slots=True)
-class CacheTypes:
-    """Options that name a type of the K/V cache, with the types that were given for each."""
-
-    types: Mapping[str, list[Any]]
-
-    hint: ClassVar[str] = "several K/V types of the baseline's model, as in --cache-type-k f16,q8_0"
-
-    @classmethod
-    def asked_for(cls, request: CompareRequest) -> Self | None:
-        """Reads the options with several types; None if there are none. Refuses a type that is given twice.
-
-        The baseline has the first type of each, so its own options must not name one.
-        """
-        flags, types = all_options(), dict[str, list[Any]]()
-        for name, value in request.options.items():
-            if name not in flags or flags[name][1].details.cache_part is None or not isinstance(value, list | tuple):
-                continue
-            flag = flags[name][1].flag
-            if not value:
-                raise OptionError(f"{flag} has no value", fix="give a type")
-            twice = next((cache_type for cache_type in value if value.count(cache_type) > 1), None)
-            if twice is not None:
-                raise OptionError(f"{flag} has {twice} twice", fix="give each type once")
-            if (request.baseline_options or {}).get(name) is not None:
-                raise OptionError(f"the baseline has the first type of {flag}", fix=f"leave {name} of the baseline out")
-            types[name] = list(value)
-        return cls(types) if types else None
-
-    def first(self, model: LazyModel) -> LazyModel:
-        return model.changed(**{name: each[0] for name, each in self.types.items() if name in model.arguments})
-
-    def of_candidate(self, model: LazyModel, *, is_baseline: bool) -> list[LazyModel]:
-        """One candidate for each combination of the types that the model's engine knows.
-
-        Options that cannot work are refused here, before a weight is loaded.
-        """
-        types, candidates = {name: each for name, each in self.types.items() if name in model.arguments}, []
-        for picked in combinations(types):
-            label = " ".join(f"{all_options()[name][1].details.cache_part} {value}" for name, value in picked.items())
-            name = label if is_baseline else f"{short(model.name)} {label}"
-            candidates.append(model.changed(variant=name if types else None, **picked))
-            candidates[-1].settings()
-        return candidates[1:] if is_baseline else candidates

@@ -1,14 +1,16 @@
 """What paths hand over to the house."""
 
-from scoremode.core.extensions import Wing
+from scoremode.core.extensions import VerbEntry, Wing
 
 HERE = "studies.paths"
 
 WING = Wing(
     names={"paths": f"{HERE}.paths", "noise": f"{HERE}.noise", "Noise": f"{HERE}.noise"},
-    verbs={"compare models": {"paths": f"{HERE}.command:PathsVerb"}},
-    offers={
-        "candidate-variants": (f"{HERE}.variation:CacheTypes",),
-        "model-method": (f"{HERE}.noise:NOISE_METHOD",),
+    verbs={
+        "compare models": {
+            "paths": VerbEntry(
+                "a model against itself: fed in other ways, or computed in other settings", f"{HERE}.command:PathsVerb"
+            )
+        }
     },
 )

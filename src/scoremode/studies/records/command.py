@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scoremode.core.disk.folders import MANIFEST
+from scoremode.core.extensions import Format
 from scoremode.errors import InputError, OptionError, print_line
 
 if TYPE_CHECKING:
@@ -23,11 +24,8 @@ NAME = "record.json"  # of the record in a run's folder
 FLAG = "--records"
 
 
-class RecordsOutput:
-    """The record of each candidate: in its run's folder with ``out``, and in another folder if one is named."""
-
-    name = "records"
-    flags: Mapping[str, str] = {f"{FLAG} DIR": "leave the record of each candidate there (with --out: in its run too)"}
+class RecordsFormat(Format):
+    """Records: ``compare`` leaves them in runs and in a folder that is named, ``report`` shows anybody's."""
 
     def check(self, folder: str | Path | None, candidates: Mapping[str, Path | RemotePath | None]) -> None:
         from scoremode.core.verbs.outputs import check_output
@@ -58,12 +56,6 @@ class RecordsOutput:
             texts = {Path(folder, name): text for name, text in files.items()}
             for output in write_files(texts, FLAG, RECORD_FILE):
                 print_line(f"record written to {output}")
-
-
-class RecordsInput:
-    """Files of records, from anybody, for ``scoremode report``."""
-
-    about = "records, as in records/*.json, or folders of them"
 
     def claims(self, names: Sequence[str]) -> bool:
         files = [_is_file(name) or bool(_inside(name)) for name in names]
@@ -117,5 +109,4 @@ def _files(names: Sequence[str]) -> list[str]:
     return [file for name in names for file in (_inside(name) or [name])]
 
 
-OUTPUT = RecordsOutput()
-INPUT = RecordsInput()
+RECORDS = RecordsFormat()

@@ -57,7 +57,7 @@ class Served(msgspec.Struct):
     kv_cache: Name | None = None
 
 
-class Form(msgspec.Struct):
+class RecordForm(msgspec.Struct):
     """The fields of a record that are used; the others must be printable JSON."""
 
     scoremode: Name
@@ -103,7 +103,7 @@ class Record(NamedTuple):
     """A record as tables and charts need it."""
 
     file: str  # as the user named it, in UTF-8
-    its: Form
+    its: RecordForm
     served: ServedModel
     must_agree: Mapping[str, str]  # what must be equal for two records to be comparable, by what it is
     changed: bool  # after it was written
@@ -137,12 +137,12 @@ def _read(file: str) -> Record:
     if fields.get("record") != RECORD:
         fix = FIX if fields.get("record") is None else "give records of this version's, or install a newer scoremode"
         raise InputError(f"{file} is not a record of version {RECORD}", fix=fix)
-    if wrong := unusable_field(fields, Form):
+    if wrong := unusable_field(fields, RecordForm):
         raise InputError(f"{file} is not a record (no usable {harmless(wrong)})", fix=FIX)
-    return _record(file, msgspec.convert(fields, Form), changed=not is_sealed(fields), about=about_record(fields))
+    return _record(file, msgspec.convert(fields, RecordForm), changed=not is_sealed(fields), about=about_record(fields))
 
 
-def _record(file: str, form: Form, *, changed: bool, about: object) -> Record:
+def _record(file: str, form: RecordForm, *, changed: bool, about: object) -> Record:
     by = form.baseline_served
     how = {"engine": by.engine, "dtype": form.baseline_dtype, "K/V cache": by.kv_cache, **form.baseline_settings}
     must_agree = {
@@ -207,7 +207,7 @@ def _of_mlx_kld(file: str, fields: dict[str, Any]) -> Record:
     limit, window = "not said" if floor is None else f"{floor:.2g} nats", c.score_window or "not said"
     recipe = f"{c.num_samples} sequences of {c.max_seq_len} tokens, seed {c.seed}, window {window}"
     (teacher, commit), tool, _, version = _named(form.teacher.path), *form.scorer_version.partition(" ")
-    made = Form(
+    made = RecordForm(
         tool=tool,
         scoremode=version,
         written="",
@@ -334,7 +334,7 @@ def distinct_names(records: Sequence[Record]) -> list[str]:
     return [f"{r.its.name} ({r.file})" if names[r.its.name] > 1 else r.its.name for r in records]
 
 
-def details(form: Form) -> dict[str, str]:
+def details(form: RecordForm) -> dict[str, str]:
     """What the page says of a record behind a click."""
     fields = {
         "result": form.sentence,

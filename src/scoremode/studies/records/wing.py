@@ -1,9 +1,15 @@
 """What records hand over to the house."""
 
-from scoremode.core.extensions import Wing
-
-HERE = "studies.records"
+from scoremode.core.extensions import FormatOffer, Wing
 
 WING = Wing(
-    offers={"comparison-output": (f"{HERE}.command:OUTPUT",), "report-input": (f"{HERE}.command:INPUT",)},
+    offers=(
+        FormatOffer(
+            name="records",
+            compare={"--records DIR": "leave the record of each candidate there (with --out: in its run too)"},
+            report="records, as in records/*.json, or folders of them",
+            suffix=".json",
+            code="studies.records.command:RECORDS",
+        ),
+    ),
 )

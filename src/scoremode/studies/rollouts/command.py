@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from scoremode.console import flags
+from scoremode.console.flags import Verb
 from scoremode.console.output import checked_report, progress_bar, show, verdict, write_report
-from scoremode.console.verb import Verb
+from scoremode.core.extensions import FormatOffer, ResultPart, offered
 from scoremode.errors import InputError, OptionError
-from scoremode.reports.parts import OfferedPart, ResultPart
 
 if TYPE_CHECKING:
     from scoremode.core.statistics.comparison import Comparison
@@ -31,7 +31,6 @@ DRAWING: flags.Flags = {
 
 
 class RolloutsVerb(Verb):
-    summary = "texts that a model writes, and how likely each token was"
     examples = (
         "scoremode rollouts org/model --prompts prompts.jsonl --out written",
         "scoremode rollouts model-Q4_K_M.gguf --prompt 'Once upon a time' --out written",
@@ -47,7 +46,7 @@ class RolloutsVerb(Verb):
     renamed: ClassVar[Mapping[str, tuple[str, str]]] = {"mismatch": ("compare rollouts:{}", "DIR TRAINER")}
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        flags.add(parser, flags.MODEL)
+        flags.add(parser, flags.model_flag())
         prompts = parser.add_argument_group("prompts")
         flags.add(prompts, {"--prompts FILE": ROWS, "--prompt TEXT …": "a prompt given here; may be given again"})
         texts = parser.add_argument_group("texts")
@@ -164,21 +163,27 @@ def _show_mismatch(parsed: argparse.Namespace, folder: str) -> int:
 def _require_trainer_alone(parsed: argparse.Namespace) -> None:
     from scoremode.core.plan.question import Question
     from scoremode.core.verbs.baselines import require_none
-    from scoremode.reports.model_card import layouts
 
     if len(parsed.candidates or ()) != 1:
         raise InputError(f"{parsed.baseline} is compared with one trainer", fix="name one model, or a run that read it")
-    unused = (*Question.options(), *NOT_OF_TRAINERS, *layouts())
+    layouts = (kind.name for kind in offered(FormatOffer) if kind.layout)
+    unused = (*Question.options(), *NOT_OF_TRAINERS, *layouts)
     options = {name: getattr(parsed, name) for name in unused}
     require_none(options, f"{parsed.baseline} has its own text, and statistics of its own")
 
 
-FLAGS = {
-    "--clip-low RATIO": "with the baseline rollouts:DIR: smallest importance ratio (default: 0.8)",
-    "--clip-high RATIO": "with the baseline rollouts:DIR: largest (default: 1.2)",
-}
 NOT_OF_TRAINERS = (
     *("baseline_engine", "baseline_dtype", "out", "fresh", "keep", "by_depth", "columns", "no_worse_than"),
     *("markdown", "model_index", "few_documents"),
 )
-PART = OfferedPart(FLAGS, asked, ("rollouts",), readings_part, compare_trainer)
+
+
+class ReadingsPart:
+    """What rollouts add to ``scoremode compare``."""
+
+    asked = staticmethod(asked)
+    make = staticmethod(readings_part)
+    instead = staticmethod(compare_trainer)
+
+
+PART = ReadingsPart()

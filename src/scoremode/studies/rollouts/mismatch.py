@@ -43,7 +43,8 @@ from scoremode.core.verbs.model import GivenModel, GivenTokenizer
 from scoremode.core.verbs.progress import Progress, shows_progress
 from scoremode.core.verbs.session import Model, open
 from scoremode.errors import InputError
-from scoremode.reports.gate import check, parse, too_few
+from scoremode.reports.gate import check, parse
+from scoremode.reports.text import too_few
 from scoremode.studies.rollouts.texts import Rollouts
 from scoremode.values import Bools, Estimate, Floats, Ints
 

@@ -28,4 +28,4 @@ def render_mismatch(mismatch: Mismatch) -> str:
 
 
 REFUSAL = ("a mismatch has a page of its own", "write several reports")
-PAGE = ResultPage(Mismatch, lambda mismatches: render_mismatch(mismatches[0]), REFUSAL)
+PAGE = ResultPage(lambda mismatches: render_mismatch(mismatches[0]), REFUSAL)

@@ -17,21 +17,20 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from scoremode.core import strict_json
 from scoremode.core.disk.files import file_sha256
-from scoremode.core.disk.folders import ROLLOUTS
-from scoremode.core.text.corpus import Corpus, CorpusKind
+from scoremode.core.text.corpus import Corpus
 from scoremode.core.text.documents import RereadDocuments, as_template_takes
 from scoremode.core.text.files import Message, check_readable, checked_row, is_text, lines_of, text_in_file
 from scoremode.core.text.slices import SliceRule
 from scoremode.core.text.tokenizer import TextTokenizer
 from scoremode.core.text.tokens import Tokens
 from scoremode.errors import CorpusError, InputError, harmless
-from scoremode.studies.rollouts.texts import tokens_of_texts
+from scoremode.studies.rollouts.texts import ROLLOUTS, tokens_of_texts
 from scoremode.values import Ids
 
 ROWS_LIKE = 'use rows like {"prompt": "…"} or {"messages": […]}'
@@ -150,6 +149,7 @@ class KnownAnswers:
 
     prompts: Prompts
     numbers: Sequence[int]
+    prefix: ClassVar[str] = ANSWERS
 
     def as_corpus(self, count: int | None = None) -> Corpus:
         """The answers as a corpus. ``count``: only the first of them."""
@@ -208,4 +208,11 @@ def read_answers(name: str) -> KnownAnswers:
     return KnownAnswers(replace(prompts, rows=tuple(rows.values()), notes=(*prompts.notes, *notes)), [*rows])
 
 
-CORPUS = CorpusKind(ANSWERS, KnownAnswers, check_answers, read_answers)
+class AnswersReader:
+    """Reads ``--corpus answers:FILE``."""
+
+    check = staticmethod(check_answers)
+    open = staticmethod(read_answers)
+
+
+READER = AnswersReader()

@@ -16,20 +16,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
 
 from scoremode.core.disk.files import file_sha256, written_atomically
-from scoremode.core.disk.folders import PARTIAL_TEXTS, ROLLOUTS, TEXTS, Mark
+from scoremode.core.disk.folders import Mark
 from scoremode.core.disk.manifests import Sha256, Text, read_sealed
 from scoremode.core.disk.records import RecordFile
 from scoremode.core.disk.uri import is_uri
 from scoremode.core.reading import open_regular
 from scoremode.core.scores.schema import ROUNDING
 from scoremode.core.store.resumable import Resumable
-from scoremode.core.text.corpus import Corpus, CorpusKind
+from scoremode.core.text.corpus import Corpus
 from scoremode.core.text.documents import RereadDocuments
 from scoremode.core.text.slices import ANSWER, PROMPT, SliceRule, Slicing
 from scoremode.core.text.tokenizer import TextTokenizer
@@ -41,6 +41,7 @@ from scoremode.values import Floats, Ids, Ints, frozen
 if TYPE_CHECKING:
     import pyarrow as pa
 
+ROLLOUTS, TEXTS, PARTIAL_TEXTS = "rollouts.json", "texts.parquet", "partial.rollouts"  # files of the folder
 FORMAT = 1
 PREFIX = "rollouts:"  # before the folder, where a corpus is named
 FINISHES = ("stop", "length", "context")
@@ -71,13 +72,14 @@ class Rollouts:
     answer: list[str | None]  # a text that is known to be right
     manifest: dict[str, Any]
     path: str | None = None
+    prefix: ClassVar[str] = PREFIX
 
     @staticmethod
     @typed
     def open(folder: str | os.PathLike[str]) -> Rollouts:
         """Reads a folder of ``scoremode rollouts``; RunError if it is not one, is not finished, or was changed."""
         path = require_folder(folder)
-        manifest = read_sealed(path / ROLLOUTS, ManifestForm, format=FORMAT, fix=AGAIN)
+        manifest = read_sealed(path / ROLLOUTS, RolloutsManifest, format=FORMAT, fix=AGAIN)
         if file_sha256(path / TEXTS) != manifest["texts_sha256"]:
             raise RunError(f"{path / TEXTS} was changed after it was written", fix=AGAIN)
         try:
@@ -154,7 +156,7 @@ class Rollouts:
 COLUMNS = tuple(field.name for field in fields(Rollouts) if field.name not in ("manifest", "path"))
 
 
-class ManifestForm(msgspec.Struct):
+class RolloutsManifest(msgspec.Struct):
     """The fields of rollouts.json that are used."""
 
     format: Literal[1]
@@ -187,7 +189,14 @@ def require_folder(folder: str | os.PathLike[str]) -> Path:
     raise RunError(f"{name or 'an empty name'} has no finished rollouts", fix=fix)
 
 
-CORPUS = CorpusKind(PREFIX, Rollouts, require_folder, Rollouts.open, True, "use sm.mismatch(DIR, MODEL)")
+class RolloutsReader:
+    """Reads ``--corpus rollouts:DIR``."""
+
+    check = staticmethod(require_folder)
+    open = staticmethod(Rollouts.open)
+
+
+READER = RolloutsReader()
 
 
 # ── texts.parquet ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -276,7 +285,7 @@ class RolloutsFolder(Resumable[Rollouts]):
     what, other = "a folder of rollouts", "other rollouts (they differ in: {})"
     replace = "give another --out, or --fresh to replace them"
     again = "write them again with --fresh"
-    manifest, form, format = ROLLOUTS, ManifestForm, FORMAT
+    manifest, form, format = ROLLOUTS, RolloutsManifest, FORMAT
     journal, header = PARTIAL_TEXTS, {"for": "rollouts"}
 
     def _data(self) -> dict[str, Mark]:

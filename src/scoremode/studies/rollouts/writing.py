@@ -16,10 +16,11 @@ import numpy as np
 
 from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import ChosenEngine, open_for
+from scoremode.core.extensions import Replicas
 from scoremode.core.models.subject import Subject
 from scoremode.core.strict_json import read_object
 from scoremode.core.verbs.progress import Progress
-from scoremode.core.verbs.replicas import Pieces, Replicas, Worker
+from scoremode.core.verbs.replicas import Pieces, Worker
 from scoremode.studies.rollouts.texts import WrittenTokens
 from scoremode.values import Bools, Ids, Ints
 

@@ -6,12 +6,11 @@ import argparse
 from dataclasses import replace
 
 from scoremode.console import flags
+from scoremode.console.flags import Verb
 from scoremode.console.output import checked_report, command_line, show, verdict, write_report
-from scoremode.console.verb import Verb
 
 
 class TasksVerb(Verb):
-    summary = "candidates against a baseline on tasks, from what lm-eval logged"
     examples = (
         "scoremode tasks logs/model logs/model-W4A16",
         "scoremode tasks logs/model logs/Q4_K_M --tasks mmlu --report tasks.html",

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from importlib.util import find_spec
 from typing import Any
 
-from scoremode.console.verb import Verb
+from scoremode.console.flags import Verb
 from scoremode.core.installation import pip_install
 from scoremode.core.typed import typed
 from scoremode.errors import InputError, ScoremodeError
@@ -33,7 +33,6 @@ examples:
 
 
 class LmEvalVerb(Verb):
-    summary = "lm-evaluation-harness's own command line, with its tasks scored by any engine here"
     examples = (
         "scoremode lm-eval --tasks arc_easy --model_args model=org/model",
         "scoremode lm-eval ls tasks",

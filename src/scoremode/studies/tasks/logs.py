@@ -73,7 +73,7 @@ class RunConfig(msgspec.Struct, frozen=True):
     scoremode: AdapterFacts = AdapterFacts()
 
 
-class Results(msgspec.Struct, frozen=True, rename={"n_samples": "n-samples", "n_shot": "n-shot"}):
+class LoggedResults(msgspec.Struct, frozen=True, rename={"n_samples": "n-samples", "n_shot": "n-shot"}):
     """A results file; by task or group where it is a dict."""
 
     results: dict[str, dict[str, object]] = {}
@@ -144,14 +144,14 @@ class LoggedTask:
 class LoggedModel:
     source: str  # as the user named it
     tasks: dict[str, LoggedTask] = field(default_factory=dict)
-    results: dict[str, Results] = field(default_factory=dict)  # of each task, if it has a results file
+    results: dict[str, LoggedResults] = field(default_factory=dict)  # of each task, if it has a results file
     files: dict[str, str] = field(default_factory=dict)  # name -> sha256
     notes: list[str] = field(default_factory=list)
 
     @property
-    def last(self) -> Results:
+    def last(self) -> LoggedResults:
         """The results file of the last task that has one."""
-        return next(reversed(self.results.values()), Results())
+        return next(reversed(self.results.values()), LoggedResults())
 
     @property
     def name(self) -> str:
@@ -162,7 +162,7 @@ class LoggedModel:
 def read_log(source: str | Path) -> LoggedModel:
     """Reads the newest samples of each task in a folder, or one samples file."""
     name = os.fspath(source)
-    model, read = LoggedModel(name), dict[Path, Results]()
+    model, read = LoggedModel(name), dict[Path, LoggedResults]()
     for task, (time, path) in sorted(_newest(name, model.notes).items()):
         beside = [file for file in sorted(path.parent.glob(f"*_{time}.json")) if file.is_file()]
         if len(beside) > 1:
@@ -171,7 +171,7 @@ def read_log(source: str | Path) -> LoggedModel:
             model.results[task] = read[file] = read.get(file) or _results(file)
         if not beside:
             model.notes.append(f"{task}: its results file is missing, so groups and few-shot examples are not known")
-        model.tasks[task] = _task(task, path, model.results.get(task, Results()))
+        model.tasks[task] = _task(task, path, model.results.get(task, LoggedResults()))
         model.files[path.name] = file_sha256(path)
     return model
 
@@ -201,15 +201,15 @@ def _newest(name: str, notes: list[str]) -> dict[str, tuple[str, Path]]:
     return newest
 
 
-def _results(path: Path) -> Results:
+def _results(path: Path) -> LoggedResults:
     try:
-        return msgspec.convert(read_object(path, constants=True), Results)
+        return msgspec.convert(read_object(path, constants=True), LoggedResults)
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({error})", fix=AGAIN) from None
 
 
 # ── one task ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def _task(name: str, path: Path, results: Results) -> LoggedTask:
+def _task(name: str, path: Path, results: LoggedResults) -> LoggedTask:
     documents: dict[int, TaskDocument] = {}
     log_probs: dict[int, Floats | None] = {}
     values: dict[str, dict[int, object]] = {}

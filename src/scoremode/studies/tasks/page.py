@@ -101,4 +101,4 @@ def _task_facts(c: TasksComparison) -> dict[str, str]:
 
 
 REFUSAL = ("comparisons on tasks and on texts do not share a page", "write two reports")
-PAGE = ResultPage(TasksComparison, render_tasks, REFUSAL, several=True, blocks=lambda c: tasks_blocks([c]))
+PAGE = ResultPage(render_tasks, REFUSAL, several=True, blocks=lambda c: tasks_blocks([c]))

@@ -15,7 +15,8 @@ from scoremode.core.scores.frames import ArrowTable, few_lines
 from scoremode.core.typed import typed
 from scoremode.errors import InputError, OptionError, did_you_mean
 from scoremode.reports import gate
-from scoremode.studies.tasks.logs import AGAIN, MEANS, LoggedModel, LoggedTask, Results, TaskDocument
+from scoremode.reports.text import too_few
+from scoremode.studies.tasks.logs import AGAIN, MEANS, LoggedModel, LoggedResults, LoggedTask, TaskDocument
 from scoremode.studies.tasks.statistics import FIELDS, Pair, PairedTask, Parts, row_statistics
 from scoremode.values import Floats, rounded
 
@@ -250,7 +251,7 @@ def _gives_aggregates(name: str, weights: Mapping[str, float], sides: Sequence[L
     """Do these weights give the aggregates that lm-eval printed for the group?"""
     agree = list[bool]()
     for side in sides:
-        results = side.results.get(next(iter(weights)), Results())
+        results = side.results.get(next(iter(weights)), LoggedResults())
         each = {task: results.aggregates(task) for task in weights}
         for metric, value in results.aggregates(name).items():
             if all(metric in aggregates for aggregates in each.values()):
@@ -306,7 +307,7 @@ def why_unknown(name: str, statistics: Mapping[str, Any]) -> str:
     plain = re.sub("_(stderr|low|high)$", "", name)
     reasons = (
         ("recovery" in name and baseline == 0, "the baseline has nothing right"),
-        (name != plain and statistics.get(plain) is not None, gate.too_few(documents, "documents")),
+        (name != plain and statistics.get(plain) is not None, too_few(documents, "documents")),
         (name.startswith(("acc_", "kl_", "margin", "changed")), "not all of the tasks have it"),
         ("shift" in name, "a choice has probability zero"),
     )

@@ -14,7 +14,7 @@ import msgspec
 from scoremode.core.typed import typed
 from scoremode.core.verbs.compared_models import short
 from scoremode.errors import InputError, OptionError, UnknownArgumentError, did_you_mean
-from scoremode.studies.tasks.logs import RUN, LoggedModel, Results, read_log
+from scoremode.studies.tasks.logs import RUN, LoggedModel, LoggedResults, read_log
 from scoremode.studies.tasks.results import TasksComparison, groups_of, pair_task, top_of
 from scoremode.studies.tasks.statistics import PairedTask
 
@@ -145,7 +145,7 @@ def _settings(base: LoggedModel, tasks: Sequence[PairedTask], metric: str | None
     }
 
 
-def _limit(results: Results) -> str | None:
+def _limit(results: LoggedResults) -> str | None:
     """What was given to ``--limit``: documents of each task, or a share of them."""
     return None if results.config.limit is None else f"{results.config.limit:g}"
 

@@ -1,6 +1,6 @@
 """What tasks hand over to the house."""
 
-from scoremode.core.extensions import Wing
+from scoremode.core.extensions import PageOffer, VerbEntry, Wing
 
 HERE = "studies.tasks"
 
@@ -11,8 +11,17 @@ WING = Wing(
         "TasksComparison": f"{HERE}.results",
     },
     verbs={
-        "compare models": {"tasks": f"{HERE}.command:TasksVerb"},
-        "with other programs": {"lm-eval": f"{HERE}.lm_eval_command:LmEvalVerb"},
+        "compare models": {
+            "tasks": VerbEntry(
+                "candidates against a baseline on tasks, from what lm-eval logged", f"{HERE}.command:TasksVerb"
+            )
+        },
+        "with other programs": {
+            "lm-eval": VerbEntry(
+                "lm-evaluation-harness's own command line, with its tasks scored by any engine here",
+                f"{HERE}.lm_eval_command:LmEvalVerb",
+            )
+        },
     },
-    offers={"page": (f"{HERE}.page:PAGE",)},
+    offers=(PageOffer(shows=(f"{HERE}.results:TasksComparison",), code=f"{HERE}.page:PAGE", needs="reports/html"),),
 )

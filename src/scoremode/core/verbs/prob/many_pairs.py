@@ -115,7 +115,7 @@ def score_to_file(
         return Written(output, results.path.stat().st_size, reused=known is not None)
 
 
-def _is_there(output: Output, results: Results | None, *, fresh: bool) -> bool:
+def _is_there(output: Output, results: PairResults | None, *, fresh: bool) -> bool:
     """Does the file have these results? RunError if it has others that may not be replaced."""
     there = standing(output, RESULTS_FILE, frozenset({results.sha256} if results else ()))
     if there == "foreign" or (there == "other" and not fresh):
@@ -123,7 +123,7 @@ def _is_there(output: Output, results: Results | None, *, fresh: bool) -> bool:
     return there == "same"
 
 
-def _score(lm: SequenceProbability, pairs: Pairs, kept: KeptResults, progress: Progress | None) -> Results:
+def _score(lm: SequenceProbability, pairs: Pairs, kept: KeptResults, progress: Progress | None) -> PairResults:
     """Scores the chunks that the journal lacks, and keeps all results. Only one chunk is in memory as tokens."""
 
     def encoded(begin: int) -> list[EncodedPair]:
@@ -162,14 +162,14 @@ class ResultsManifest(msgspec.Struct, rename={"for_": "for"}):
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
+class PairResults:
     """A file of results."""
 
     path: Path
     sha256: str
 
 
-class KeptResults(Resumable[Results]):
+class KeptResults(Resumable[PairResults]):
     """A folder of the cache for the results of some pairs."""
 
     what, other, again = "a folder of results", "results of another question (it differs in: {})", "give --fresh"
@@ -178,18 +178,18 @@ class KeptResults(Resumable[Results]):
     def _data(self) -> dict[str, Mark]:
         return {RESULTS: lambda _: True}
 
-    def _open(self, manifest: Mapping[str, Any]) -> Results:
-        found = Results(self.folder / RESULTS, manifest["sha256"])
+    def _open(self, manifest: Mapping[str, Any]) -> PairResults:
+        found = PairResults(self.folder / RESULTS, manifest["sha256"])
         if not found.path.is_file() or file_sha256(found.path) != found.sha256:
             raise RunError(f"{found.path} was changed after scoremode wrote it", fix=self.again)
         return found
 
-    def save(self, bodies: Iterable[bytes]) -> Results:
+    def save(self, bodies: Iterable[bytes]) -> PairResults:
         path, digest = self.folder / RESULTS, hashlib.sha256()
         with written_atomically(path) as file:
             for body in bodies:
                 digest.update(body)
                 file.write(body)
-        found = Results(path, digest.hexdigest())
+        found = PairResults(path, digest.hexdigest())
         self.finish({"for": KIND, "identity": self.identity, "sha256": found.sha256})
         return found

@@ -19,7 +19,7 @@ from scoremode.core.models.facts import ModelFacts
 from scoremode.core.models.subject import Subject
 from scoremode.engines.vllm import VllmPlugin, support
 from scoremode.engines.vllm.processes import VllmLog, end
-from scoremode.engines.vllm.self_test import Verdict, engine_facts
+from scoremode.engines.vllm.self_test import SelfTestVerdict, engine_facts
 from scoremode.engines.vllm.start import start
 from scoremode.engines.vllm.support import LaunchArguments, VllmOptions
 from scoremode.errors import EngineError
@@ -60,7 +60,7 @@ class VllmWriter(Writer):
         try:
             config = self.llm.llm_engine.vllm_config
             self._most_requests = 2 * int(config.scheduler_config.max_num_seqs)
-            served = Verdict(0.0, 0.0, False, int(config.model_config.get_vocab_size()), {})
+            served = SelfTestVerdict(0.0, 0.0, False, int(config.model_config.get_vocab_size()), {})
             llm_facts = engine_facts(config, version, served, gathered=False)
             self.facts = replace(llm_facts, context_length=facts.context_length, notes=(*facts.notes, *llm_facts.notes))
             self._call_workers("scoremode_write", _draws_its_own(rules))

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 import scoremode as sm
-from scoremode.reports.card import MARKERS
+from scoremode.reports.card import MARKERS, run_folders
 from tests.command_line import Command, Refused
+from tests.core.statistics.test_comparison import random_comparison
 
 TEXTS = ["one two three", "four five six", "seven eight", "nine ten", "eleven twelve", "some more"]
 
@@ -52,3 +53,43 @@ def test_mistakes_are_one_line(refused: Refused, kept: Path, tmp_path: Path) -> 
     assert "--benchmark org/dataset" in refused("card", kept, "--dialect", "eval-results")
     assert "is not a folder of compare --out" in refused("card", tmp_path / "nowhere")
     assert "is one run" in refused("card", kept / "baseline")
+
+
+def test_the_folder_of_a_comparison_is_all_of_its_runs_and_nothing_else(kept: Path) -> None:
+    other = sm.ppl("table:successor", text="abc", out=kept.parent / "other")
+    (kept / "notes").mkdir()
+    (kept / "notes.txt").write_text("mine")
+    (baseline, *candidates) = run_folders([str(kept)])
+    assert baseline == str(kept / "baseline")
+    assert [Path(name).parent for name in candidates] == [kept]
+    assert all((Path(name) / "manifest.json").is_file() for name in candidates)
+    assert run_folders([str(kept), str(other.path)]) == [str(kept), str(other.path)]
+    assert run_folders([str(other.path)]) == [str(other.path)]
+
+
+def test_comparisons_and_folders_do_not_mix(kept: Path) -> None:
+    compared = sm.compare("table:uniform", "table:successor", text="any text")
+    assert sm.card(*compared).startswith("| model |")  # type: ignore[union-attr]
+    for sources in ((), (compared[0], str(kept))):
+        with pytest.raises(sm.ScoremodeError, match="a card is made of comparisons, or of folders of runs"):
+            sm.card(*sources)
+
+
+def test_dialects_of_several_candidates() -> None:
+    compared = sm.compare("table:uniform", "table:successor", "table:uniform", text="abcdefgh" * 8)
+    table = str(sm.card(*compared, dialect="exl3")).splitlines()
+    tops = [f"top-{count} agreement" for count in range(1, 6)]
+    measures = ["KL divergence (original, quantized)", "KL divergence (quantized, original)", *tops, "perplexity"]
+    assert [cell.strip() for cell in table[0].split("|")[1:-1]] == ["model", "bpw", *measures]
+    assert [line.split("|")[1].strip() for line in table[2:5]] == [
+        "table:uniform (original)",
+        "table:successor",
+        "table:uniform",
+    ]
+    published = [random_comparison(50), random_comparison(50, seed=1, name="q8")]
+    metadata = str(sm.card(*published, dialect="model-index")).splitlines()
+    assert metadata[0] == "model-index:"
+    assert [line.strip("- ") for line in metadata if "name:" in line and not line.startswith("   ")] == [
+        'name: "q4"',
+        'name: "q8"',
+    ]
