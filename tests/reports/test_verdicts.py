@@ -174,7 +174,7 @@ one wrong scale, felt a little everywhere | 1e-05 ± 1e-06 | 0 | 1e-05 ± 2e-05 
 a whole model broken | 9 ± 0.3 | 0.96 | 5000 ± 300 | 1e-11 | 20
     changed, less likely | changed: KL 9.00 & on every target & text less likely (perplexity +500,000% ± 30,000%) | e+
 blocks of one text | 0.414 ± 0.028 | 0.4 | 0.38 ± 0.02 | 1e-11 | 5 | blocks
-    changed | every target & on this one text; nothing is known of other texts | likel
+    changed | every target & tokens of this one text are too few to call the text less likely | text likelier
 blocks of one text, no floor | 0.0056 ± 0.0004 | 0.04 | 0.001 ± 0.002 | - | 5 | blocks
     changed | changed: KL 0.00560 & may be chance on 5 blocks | likel & noise
 blocks of one text, a hair above the floor | 0.0015 ± 0.0005 on few targets | 0 | 0.001 ± 0.002 | 0.001 | 5 | blocks

@@ -27,6 +27,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from scoremode.core.reading import open_regular
+
 if TYPE_CHECKING:  # for its types alone, this page looks up to rooms above it
     import argparse
 
@@ -128,8 +130,8 @@ class BaselineOffer(Offer[StoredKind]):
         if self.suffix in name:
             return True
         try:
-            with Path(name).open("rb") as file:
-                return Path(name).is_file() and file.read(len(self.begins)) == self.begins
+            with open_regular(Path(name)) as file:
+                return file.read(len(self.begins)) == self.begins
         except (OSError, ValueError):
             return False
 

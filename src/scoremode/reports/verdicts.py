@@ -300,9 +300,9 @@ def _by_perplexity(c: Comparison, s: Statistics) -> tuple[str, str]:
     """The direction by a perplexity ratio that is surely not 1, unless what that rests on is too little."""
     (change,), kind = _perplexity(s, is_apart=True) or [""], str(c.baseline.manifest.get("stderr_groups", "groups"))
     effective = s.get("groups_effective") or 0
-    if are_blocks(kind):
-        return "", f"{change} on {kind.rpartition(' of ')[2]}; nothing is known of other texts"
     direction = LESS if (usable(s.get("log_ppl_ratio")) or 0) > 0 else LIKELIER
+    if are_blocks(kind):
+        return "", f"{change}, but {kind} are too few to call the {direction}"
     if effective < ENOUGH and not c.few_documents:
         return "", f"{change}, but {effective:.1f} effective {kind} are too few to call the {direction}"
     return direction, f"{direction} ({change}{false_of_few('direction', effective, kind)})"
