@@ -17,7 +17,7 @@ from scoremode.core.scores.answers import Answers, Window, WindowList
 from scoremode.errors import RunError
 from scoremode.remote.ray.engine import MOST_TOKENS, Batches
 from scoremode.remote.ray.packing import AnswerPacker
-from scoremode.remote.ray.replica import SentBaseline, subset_of
+from scoremode.remote.ray.replica import SealedPath, subset_of
 from tests.s3 import Bucket
 
 
@@ -108,7 +108,7 @@ def test_pieces_shrink_towards_the_end() -> None:
 def test_a_reference_behind_a_uri_is_opened_by_each_node(bucket: Bucket, elsewhere: Callable[[], Path]) -> None:
     asked: dict[str, Any] = {"text": "the cat sat on the mat. " * 20, "context_length": 48}
     sm.reference("table:successor", bucket.uri("ref"), **asked)
-    sent = SentBaseline.of(stored_states(open_reference(bucket.uri("ref")), np.zeros(1, np.int64)))
+    sent = SealedPath.of(stored_states(open_reference(bucket.uri("ref")), np.zeros(1, np.int64)))
     node = elsewhere()
     found = sent.open()
     assert isinstance(found, Reference)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from scoremode.core.engine.base import Baseline, Wanted
+from scoremode.core.engine.base import FinalStates, Wanted
 from scoremode.core.engine.baseline import held_states
 from scoremode.core.scores.answers import Answers, Window, WindowList
 from scoremode.engines.transformers.choices import TransformersOptions
@@ -60,11 +60,11 @@ def recorded(model: Any, source: WindowList) -> Iterator[SwappableModel]:
         yield swaps
 
 
-def held(baseline: Any, source: WindowList) -> Baseline:
+def held(baseline: Any, source: WindowList) -> FinalStates:
     return held_states(opened(baseline), source, np.zeros(len(source), np.bool_))
 
 
-def compared(baseline: Baseline, candidate: Any, source: WindowList) -> dict[int, Answers]:
+def compared(baseline: FinalStates, candidate: Any, source: WindowList) -> dict[int, Answers]:
     """What ``compare`` gets: a whole candidate against the states and the head of the baseline."""
     return dict(opened(candidate).score(source, np.zeros(len(source), np.bool_), Wanted(against=baseline)))
 

@@ -66,8 +66,8 @@ class NoiseFloor:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Baseline:
-    """A finished model to compare a candidate with: final hidden states, and the head that makes distributions of them.
+class FinalStates:
+    """Final hidden states of a model to compare a candidate with, and the head that makes distributions of them.
 
     ``states(index, window)`` are the raw states (m, d) of the rows that window ``index`` asks for.
     """
@@ -110,7 +110,7 @@ class StoredDistributions(ABC):
         """The records (m, words) of uint16 of the rows that window ``index`` asks for: see head/budget.py."""
 
 
-class LogitsBaseline(ABC):
+class LiveDistributions(ABC):
     """A baseline that runs at the same time as the candidate, and gives its logits. Nothing is rounded or kept."""
 
     vocabulary: int
@@ -125,7 +125,7 @@ class LogitsBaseline(ABC):
         """
 
 
-WholeDistributions = StoredDistributions | LogitsBaseline
+WholeDistributions = StoredDistributions | LiveDistributions
 """A baseline that gives the whole distribution of each row, instead of hidden states and a head."""
 
 
@@ -142,7 +142,7 @@ class Wanted:
     """Results that are wanted of each window in addition to its scores."""
 
     states: bool = False  # the final hidden states of the rows asked for
-    against: Baseline | WholeDistributions | None = None  # KL(baseline‖this model) for each row
+    against: FinalStates | WholeDistributions | None = None  # KL(baseline‖this model) for each row
     records: bool = False  # the whole distribution of each row in 16 bits: head.sixteen_bits.encode_records
 
 
@@ -207,7 +207,7 @@ class Engine(ABC):
         """Facts for the manifest about how the last question was scored; those under ``notes`` are printed as well."""
         return {}
 
-    def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
+    def noise_floor(self, baseline: FinalStates, source: WindowSource, done: Bools) -> NoiseFloor:
         """Compute the windows that are not ``done`` in an unusual way, and measure their KL from the usual states.
 
         An unusual way adds numbers in another order, as another batch does; it never uses fewer bits. The engine says

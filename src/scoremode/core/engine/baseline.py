@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.core.engine.base import Baseline, Engine, NoiseFloor, StoredHead, Wanted
+from scoremode.core.engine.base import Engine, FinalStates, NoiseFloor, StoredHead, Wanted
 from scoremode.core.plan.plan import Plan
 from scoremode.core.references.reader import Reference
 from scoremode.core.scores.answers import FAULT, Answers, Window, WindowSource
@@ -22,20 +22,20 @@ NOISE_WINDOWS = 8  # of the noise floor: at least so many if the plan has them, 
 NOISE_TARGETS = 4096  # of the noise floor, at most, unless the first window has more
 
 
-def stored_states(stored: Reference, offsets: Ints) -> Baseline:
+def stored_states(stored: Reference, offsets: Ints) -> FinalStates:
     """A baseline whose states lie in a reference; ``offsets`` say where the targets of each window begin in it."""
 
     def states(index: int, window: Window) -> Raw:
         return stored.rows(int(offsets[index]), len(window.rows))
 
-    return Baseline(head_of(stored), stored.dtype, states, stored, offsets)
+    return FinalStates(head_of(stored), stored.dtype, states, stored, offsets)
 
 
-def held_states(engine: Engine, source: WindowSource, done: Bools) -> Baseline:
+def held_states(engine: Engine, source: WindowSource, done: Bools) -> FinalStates:
     """A baseline of the windows that are not ``done``, whose states are computed now and held in memory."""
     head = engine.stored_head()
     held = {index: states_in(answers) for index, answers in engine.score(source, done, Wanted(states=True))}
-    return Baseline(head, states_dtype(engine, head), lambda index, _: held[index])
+    return FinalStates(head, states_dtype(engine, head), lambda index, _: held[index])
 
 
 def head_of(stored: Reference, ids: slice = slice(None)) -> StoredHead:
@@ -74,7 +74,7 @@ def few_windows(plan: Plan) -> Ints:
 def noise_floor(
     engine: Engine,
     plan: Plan,
-    stored: Baseline | None = None,
+    stored: FinalStates | None = None,
     measured: MutableMapping[int, Floats] | None = None,
 ) -> NoiseFloor:
     """KL of a baseline against itself, computed in a different way, on a few windows spread over the plan.

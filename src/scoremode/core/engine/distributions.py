@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from scoremode.core.engine.base import (
-    Baseline,
+    FinalStates,
     StoredDistributions,
     StoredHead,
     Wanted,
@@ -115,7 +115,7 @@ class DeviceStates(Protocol):
 class StatesOnDevice:
     """A baseline with hidden states, and its head on the device of the candidate."""
 
-    def __init__(self, baseline: Baseline, device: torch.device, vocabulary: int) -> None:
+    def __init__(self, baseline: FinalStates, device: torch.device, vocabulary: int) -> None:
         require_one_vocabulary(baseline.head.vocabulary, vocabulary)
         self.baseline, self.device = baseline, device
         self.head = loaded_head(baseline.head, device)
@@ -172,7 +172,7 @@ def to_device(records: Raw, device: torch.device) -> Tensor:
 
 
 def load_baseline(
-    baseline: Baseline | WholeDistributions, device: torch.device, vocabulary: int
+    baseline: FinalStates | WholeDistributions, device: torch.device, vocabulary: int
 ) -> StatesOnDevice | WholeOnDevice:
     """Puts a baseline of any kind on a device; refuses one with a vocabulary of another size."""
     if isinstance(baseline, WholeDistributions):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scoremode.core.engine.base import SCORES, UNIFORM, Engine, LogitsBaseline, Wanted
+from scoremode.core.engine.base import SCORES, UNIFORM, Engine, LiveDistributions, Wanted
 from scoremode.core.engine.distributions import (
     IndexedWindow,
     RowsOf,
@@ -93,7 +93,7 @@ KeepAnswers = Callable[[int, Answers, float], None]
 """Is given the index of a window, the answers to it, and the seconds that they took."""
 
 
-class LiveLogits(LogitsBaseline):
+class LiveLogits(LiveDistributions):
     """A baseline that has logits and no hidden states, and runs at the same time as the candidate.
 
     A window is computed when the candidate asks for it, and no logits outlive its blocks. With ``keep``, the baseline's

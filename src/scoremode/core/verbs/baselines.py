@@ -21,7 +21,7 @@ import numpy as np
 from scoremode.core.disk.folders import REFERENCE
 from scoremode.core.disk.manifests import differing_fields
 from scoremode.core.disk.stores import is_there
-from scoremode.core.engine.base import Baseline, LogitsBaseline, Wanted, WholeDistributions, only_one_way
+from scoremode.core.engine.base import FinalStates, LiveDistributions, Wanted, WholeDistributions, only_one_way
 from scoremode.core.engine.baseline import noise_facts, stored_states
 from scoremode.core.engine.plugin import EnginePlugin
 from scoremode.core.engine.registry import require
@@ -61,7 +61,7 @@ class OpenBaseline:
 
     planned: PlannedQuestion
     run: Run | None  # once it is finished
-    stored: Callable[[], Baseline | WholeDistributions] | None = field(default=None, kw_only=True)
+    stored: Callable[[], FinalStates | WholeDistributions] | None = field(default=None, kw_only=True)
     noise: Mapping[str, Any] = field(default_factory=dict, kw_only=True)  # fields of a manifest
 
     @property
@@ -75,7 +75,7 @@ class OpenBaseline:
         identity: Mapping[str, object] = self.finished().manifest["identity"]
         return identity
 
-    def distributions(self, candidate: LazyModel) -> Baseline | WholeDistributions | None:
+    def distributions(self, candidate: LazyModel) -> FinalStates | WholeDistributions | None:
         """Those of the baseline, for a candidate that has no run yet; None if ``missing``."""
         assert self.stored is not None, "a stored baseline"
         return self.stored()
@@ -109,7 +109,7 @@ def compare_with(baseline: AbstractContextManager[OpenBaseline], candidate: Lazy
 def _score(candidate: LazyModel, against: OpenBaseline, claim: runs.Claim, place: Place) -> Run:
     distributions = against.distributions(candidate)
     engine = candidate.opened_for(against.planned, place.progress)
-    if isinstance(distributions, LogitsBaseline) and distributions.engine is engine:
+    if isinstance(distributions, LiveDistributions) and distributions.engine is engine:
         raise InputError("one open model cannot run beside itself", fix="open it twice")
     with UnfinishedRun(against.planned, engine, claim, place.progress) as run:
         run.score(Wanted(against=distributions))
@@ -334,7 +334,7 @@ class UnfinishedBaseline(OpenBaseline):
     def identity(self) -> Mapping[str, object]:
         return self.model.identity(self.own)
 
-    def distributions(self, candidate: LazyModel) -> Baseline | WholeDistributions:
+    def distributions(self, candidate: LazyModel) -> FinalStates | WholeDistributions:
         reference = self.opened.enter_context(temporary_reference(self.model, self.own, self.place))
         states = stored_states(open_reference(str(reference.path)), self.planned.plan.target_offsets)  # holds the entry
         if self.run is None:
@@ -362,7 +362,7 @@ class RunningBaseline(UnfinishedBaseline):
 
     _scores: UnfinishedRun | None = None
 
-    def distributions(self, candidate: LazyModel) -> Baseline | WholeDistributions:
+    def distributions(self, candidate: LazyModel) -> FinalStates | WholeDistributions:
         from scoremode.core.engine.logits import LiveLogits
         from scoremode.core.engine.steps import LiveSteps
 

@@ -13,10 +13,10 @@ import numpy as np
 
 from scoremode.core.engine.base import (
     SCORES,
-    Baseline,
     Engine,
     EngineFacts,
-    LogitsBaseline,
+    FinalStates,
+    LiveDistributions,
     NoiseFloor,
     StoredDistributions,
     StoredHead,
@@ -115,7 +115,7 @@ class TableEngine(Engine):
         weight = np.maximum(self.logprobs, NEVER).T.astype(np.float32)
         return StoredHead(np.ascontiguousarray(weight), None, "float32", "float32", self.logprobs.shape[1])
 
-    def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
+    def noise_floor(self, baseline: FinalStates, source: WindowSource, done: Bools) -> NoiseFloor:
         return NoiseFloor(None, "the table engine computes in closed form")
 
     def _answers(self, lines: Ids, targets: Ids) -> Answers:
@@ -159,8 +159,8 @@ Divergence = Callable[[int, Window, Floats], dict[str, Raw]]
 """A window's index, the window, and the candidate's log-probabilities of its rows -> columns of a divergence."""
 
 
-def _divergence_from(baseline: Baseline | WholeDistributions, vocabulary: int) -> Divergence:
-    if isinstance(baseline, LogitsBaseline):
+def _divergence_from(baseline: FinalStates | WholeDistributions, vocabulary: int) -> Divergence:
+    if isinstance(baseline, LiveDistributions):
         require_one_vocabulary(baseline.vocabulary, vocabulary)
 
         def from_logits(index: int, window: Window, logq: Floats) -> dict[str, Raw]:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scoremode.core.engine.base import Baseline, EngineFacts, NoiseFloor, StoredHead, Wanted
+from scoremode.core.engine.base import EngineFacts, FinalStates, NoiseFloor, StoredHead, Wanted
 from scoremode.core.engine.batching import batches_by_length, batches_side_by_side, common_prefix
 from scoremode.core.engine.distributions import IndexedWindow, store_head
 from scoremode.core.engine.states import Finish, StatesEngine
@@ -126,7 +126,7 @@ class TransformersEngine(StatesEngine):
         note = None if self.path is None else self.cache.note(longest, self.path.prefill_tokens)
         return {} if note is None else {"notes": [note]}
 
-    def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
+    def noise_floor(self, baseline: FinalStates, source: WindowSource, done: Bools) -> NoiseFloor:
         """Score windows alone, or together with a copy of themselves if they usually have their own batch."""
         longest, context = int(source.lengths[~done].max()), self.facts.context_length
         room = context is None or longest + PADDING <= context

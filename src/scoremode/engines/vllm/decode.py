@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.core.engine.base import Baseline, NoiseFloor
+from scoremode.core.engine.base import FinalStates, NoiseFloor
 from scoremode.core.plan.path import DecodePath
 from scoremode.core.scores.answers import Window, WindowSource
 from scoremode.engines.vllm.engine import Finished, VllmEngine
@@ -51,7 +51,7 @@ class VllmDecodeEngine(VllmEngine):
         sizes = {"sequences": path.sequences, "max_num_seqs": self._side_by_side}
         self.facts = replace(self.facts, settings={**self.facts.settings, **sizes})
 
-    def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
+    def noise_floor(self, baseline: FinalStates, source: WindowSource, done: Bools) -> NoiseFloor:
         return NoiseFloor(None, "the decode path of vLLM is computed in one way: compare two values of --sequences")
 
     def account(self) -> dict[str, Any]:

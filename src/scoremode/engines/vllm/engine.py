@@ -13,8 +13,8 @@ import numpy as np
 
 from scoremode.core.engine.base import (
     SCORES,
-    Baseline,
     Engine,
+    FinalStates,
     NoiseFloor,
     StoredHead,
     Wanted,
@@ -169,7 +169,7 @@ class VllmEngine(Engine):
             raw = extras.view(RAW[head.dtype]).reshape(len(extras), -1)
             yield index, replace(answers, states=np.ascontiguousarray(raw[:, : head.width]))
 
-    def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
+    def noise_floor(self, baseline: FinalStates, source: WindowSource, done: Bools) -> NoiseFloor:
         """Score shortened windows one by one."""
         if baseline.place is None:
             return NoiseFloor(None, "vLLM needs a reference to compare with")

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.core.engine.base import SCORES, Baseline, Engine, NoiseFloor, StoredHead, Wanted
+from scoremode.core.engine.base import SCORES, Engine, FinalStates, NoiseFloor, StoredHead, Wanted
 from scoremode.core.engine.batching import prompt_groups
 from scoremode.core.scores.answers import Answers, WindowSource, prescribed_batches
 from scoremode.core.verbs.replicas import Pieces
 from scoremode.remote.ray.packing import PackedAnswers
-from scoremode.remote.ray.replica import SentBaseline, WindowLengths, WindowSubset, block_seconds, subset_of
+from scoremode.remote.ray.replica import SealedPath, WindowLengths, WindowSubset, block_seconds, subset_of
 from scoremode.remote.ray.replica_pool import ReplicaPool
 from scoremode.values import Bools, Ints
 
@@ -98,7 +98,7 @@ class ReplicatedEngine(Engine):
     def _pieces(self, source: WindowSource, done: Bools, want: Wanted) -> Pieces:
         batches = self._batches_of(source)
         pieces = list(batches.pieces(done, self.pool.sharers))
-        against = None if want.against is None else SentBaseline.of(want.against)  # opened by each replica
+        against = None if want.against is None else SealedPath.of(want.against)  # opened by each replica
         bare, oldest = replace(want, against=None), block_seconds(len(self.pool.replicas))
 
         def arguments(number: int, done: Bools) -> tuple[Any, ...]:
@@ -128,7 +128,7 @@ class ReplicatedEngine(Engine):
         head: StoredHead = self.pool.ask("stored_head")
         return head
 
-    def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
+    def noise_floor(self, baseline: FinalStates, source: WindowSource, done: Bools) -> NoiseFloor:
         subset = subset_of(source, [batch for batch in self._batches_of(source).each() if not done[batch].all()])
         floor: NoiseFloor = self.pool.ask("noise_floor", subset, done[subset.indices])
         return floor

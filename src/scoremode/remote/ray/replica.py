@@ -20,9 +20,9 @@ from scoremode.core.disk.files import remembered_sha256
 from scoremode.core.disk.manifests import without_secrets
 from scoremode.core.disk.uri import RemotePath
 from scoremode.core.engine.base import (
-    Baseline,
     Engine,
     EngineFacts,
+    FinalStates,
     NoiseFloor,
     StoredDistributions,
     Wanted,
@@ -204,7 +204,7 @@ class WindowLengths:
 
 
 @dataclass(frozen=True, slots=True)
-class SentBaseline:
+class SealedPath:
     """The path of a reference or a file of distributions. Each replica opens it on its node and checks its seal."""
 
     path: str
@@ -213,14 +213,14 @@ class SentBaseline:
     kind: type[StoredDistributions] | None = None  # of a file; None: it is a reference
 
     @staticmethod
-    def of(baseline: Baseline | WholeDistributions) -> SentBaseline:
+    def of(baseline: FinalStates | WholeDistributions) -> SealedPath:
         """The path and the seal of a stored baseline. An open model is refused: it lives in this process alone."""
-        if isinstance(baseline, Baseline) and baseline.stored is not None:
+        if isinstance(baseline, FinalStates) and baseline.stored is not None:
             stored = baseline.stored
-            return SentBaseline(str(stored.folder.resolve()), stored.manifest, _uri(stored.place))
+            return SealedPath(str(stored.folder.resolve()), stored.manifest, _uri(stored.place))
         if isinstance(baseline, StoredDistributions) and baseline.file is not None:
             path = baseline.file.path.resolve()
-            return SentBaseline(str(path), remembered_sha256(path), _uri(baseline.file.place), type(baseline))
+            return SealedPath(str(path), remembered_sha256(path), _uri(baseline.file.place), type(baseline))
         raise EngineError(
             "replicas cannot be compared with a baseline that runs beside them",
             fix="make a reference of the baseline first: scoremode reference MODEL --out ref/",
@@ -269,11 +269,11 @@ class ScoringWorker:
         return self.engine.facts
 
     def score(
-        self, subset: WindowSubset, done: Bools, want: Wanted, against: SentBaseline | None, oldest: float
+        self, subset: WindowSubset, done: Bools, want: Wanted, against: SealedPath | None, oldest: float
     ) -> Iterator[PackedAnswers]:
         """Yields the answers of a piece in blocks, none of which waits for more than ``oldest`` seconds."""
         if against is not None:
-            want = replace(want, against=self._baseline(against, subset))
+            want = replace(want, against=self._stored(against, subset))
         sent, waiting = time.perf_counter(), AnswerPacker()
         try:
             for window, answers in self.engine.score(subset, done, want):
@@ -292,7 +292,7 @@ class ScoringWorker:
         if waiting.found:
             yield waiting.take()
 
-    def _baseline(self, sent: SentBaseline, subset: WindowSubset) -> Baseline | StoredDistributions:
+    def _stored(self, sent: SealedPath, subset: WindowSubset) -> FinalStates | StoredDistributions:
         if sent.path not in self._opened:
             self._opened[sent.path] = sent.open()
         baseline = self._opened[sent.path]

@@ -26,7 +26,7 @@ from scoremode.core.verbs.planned import PlannedQuestion
 from scoremode.core.verbs.progress import announce
 from scoremode.core.verbs.scoring import score_run
 from scoremode.errors import EngineError, InputError, ModelError, OptionError
-from scoremode.studies.kld.file import Coarseness, FileBaseline, KldFile, is_kld, read_scores
+from scoremode.studies.kld.file import Coarseness, KldDistributions, KldFile, is_kld, read_scores
 from scoremode.studies.kld.stored_text import text_of_ids
 from scoremode.values import Bools
 
@@ -71,7 +71,7 @@ class KldBaseline:
         # the effects of the baseline's 16 bits are noted with the candidate's numbers too
         notes = (*file_question.plan.notes, *(f"baseline: {note}" for note in run.manifest["model_notes"]))
         file_question = replace(file_question, plan=replace(file_question.plan, notes=notes))
-        yield OpenBaseline(file_question, run, stored=lambda: FileBaseline(file), noise=NO_NOISE)
+        yield OpenBaseline(file_question, run, stored=lambda: KldDistributions(file), noise=NO_NOISE)
 
     def _run(self, file: KldFile, question: PlannedQuestion, place: Place) -> Run:
         doubts = (*_notes_on_start(file, question.subject), *question.corpus.notes)

@@ -151,7 +151,7 @@ class KldFile:
         return records
 
 
-class FileBaseline(StoredDistributions):
+class KldDistributions(StoredDistributions):
     """Distributions in a file; window i of the plan is chunk i of the file, unless ``chunks`` are given."""
 
     def __init__(self, file: KldFile, chunks: Ints | None = None) -> None:
@@ -160,11 +160,11 @@ class FileBaseline(StoredDistributions):
         self.least_kl = least_divergence(self.vocabulary)
 
     @classmethod
-    def at(cls, where: str) -> FileBaseline:
+    def at(cls, where: str) -> KldDistributions:
         return cls(KldFile(where))
 
-    def part(self, windows: Ints) -> FileBaseline:
-        return FileBaseline(self.file, windows)
+    def part(self, windows: Ints) -> KldDistributions:
+        return KldDistributions(self.file, windows)
 
     def records(self, index: int, window: Window) -> Raw:
         records = self.file.records(index if self.chunks is None else int(self.chunks[index]))

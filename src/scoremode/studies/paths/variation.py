@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from scoremode.core.cache.units import size_words
-from scoremode.core.engine.base import Baseline, Engine, WholeDistributions, only_one_way
+from scoremode.core.engine.base import Engine, FinalStates, WholeDistributions, only_one_way
 from scoremode.core.engine.baseline import few_windows, noise_facts, stored_states
 from scoremode.core.free_memory import available
 from scoremode.core.plan.plan import Plan
@@ -143,7 +143,7 @@ class AgainstFirst(OpenBaseline):
     def identity(self) -> dict[str, object]:
         return {"against": self.finished().manifest["identity"], **({"without": "kl"} if self.missing else {})}
 
-    def distributions(self, candidate: LazyModel) -> Baseline | WholeDistributions | None:
+    def distributions(self, candidate: LazyModel) -> FinalStates | WholeDistributions | None:
         """The stored distributions of the first, or the logits of an engine that runs at the same time."""
         plan = self.planned.plan
         if self.missing:
