@@ -47,7 +47,7 @@ from scoremode.core.verbs.model import LazyModel
 from scoremode.core.verbs.place import Place
 from scoremode.core.verbs.planned import PlannedQuestion
 from scoremode.core.verbs.reference import temporary_reference
-from scoremode.core.verbs.scoring import UnfinishedRun, check_fits, score_run
+from scoremode.core.verbs.scoring import UnfinishedRun, check_fits
 from scoremode.errors import EngineError, InputError, OptionError, RunError
 from scoremode.values import Ids
 
@@ -309,8 +309,7 @@ class ModelBaseline(ComparisonBaseline):
         mine = place.within("baseline")
         mine = replace(mine, fresh=mine.fresh and self.run is None)
         with self.model.claimed(own, mine) as claim, ExitStack() as opened:
-            kind = RunningBaseline if is_by_logits(self.model.plugin) else UnfinishedBaseline
-            against = kind(planned, self.run or claim.finished, self.model, own, claim, opened, place)
+            against = UnfinishedBaseline(planned, self.run or claim.finished, self.model, own, claim, opened, place)
             yield against
             self.run = against.run
 
@@ -322,19 +321,26 @@ class ModelBaseline(ComparisonBaseline):
 
 @dataclass
 class UnfinishedBaseline(OpenBaseline):
-    """A model that is finished first: its states are in a temporary reference, until the candidate is scored."""
+    """A model. Its states are in a temporary reference, until the candidate is scored.
+
+    One that has logits alone runs beside the candidate: its own answers go into its own run, without a second pass.
+    """
 
     model: LazyModel
     own: PlannedQuestion  # the same question, to the baseline
     claim: runs.Claim
     opened: ExitStack
     place: Place
+    _scores: UnfinishedRun | None = None
 
     @property
     def identity(self) -> Mapping[str, object]:
         return self.model.identity(self.own)
 
     def distributions(self, candidate: LazyModel) -> FinalStates | WholeDistributions:
+        return self._logits(candidate) if is_by_logits(self.model.plugin) else self._states(candidate)
+
+    def _states(self, candidate: LazyModel) -> FinalStates:
         reference = self.opened.enter_context(temporary_reference(self.model, self.own, self.place))
         states = stored_states(open_reference(str(reference.path)), self.planned.plan.target_offsets)  # holds the entry
         if self.run is None:
@@ -345,24 +351,7 @@ class UnfinishedBaseline(OpenBaseline):
             self.model.close()  # its memory is needed
         return states
 
-    def finished(self) -> Run:
-        if self.run is None:  # the candidate's run was finished, and the baseline's was not
-            self.run = self._scored()
-        self.run = self.model.outliving(self.run, self.place)
-        return self.run
-
-    def _scored(self) -> Run:
-        progress = self.place.progress
-        return score_run(self.own, self.model.opened_for(self.own, progress), self.claim, progress)
-
-
-@dataclass
-class RunningBaseline(UnfinishedBaseline):
-    """A model that has logits alone. Its own answers go into its own run, so that they need no second pass."""
-
-    _scores: UnfinishedRun | None = None
-
-    def distributions(self, candidate: LazyModel) -> FinalStates | WholeDistributions:
+    def _logits(self, candidate: LazyModel) -> WholeDistributions:
         from scoremode.core.engine.logits import LiveLogits
         from scoremode.core.engine.steps import LiveSteps
 
@@ -374,6 +363,15 @@ class RunningBaseline(UnfinishedBaseline):
         self.noise = noise_facts(only_one_way(engine))
         kind = LiveLogits if engine.path is None else LiveSteps
         return kind(engine, plan, self._keep if self.run is None else None)
+
+    def finished(self) -> Run:
+        if self.run is None:  # it ran beside the candidate; or the candidate's run was finished, and its own was not
+            run = self._unfinished()
+            run.score()  # windows that its journal lacks
+            self.run = run.save(run.manifest())
+            self.claim.release()  # others may compare with the same baseline meanwhile
+        self.run = self.model.outliving(self.run, self.place)
+        return self.run
 
     def _unfinished(self) -> UnfinishedRun:
         """Its own run, which begins with its first answer: if the candidate does not start, nothing is lost."""
@@ -388,13 +386,6 @@ class RunningBaseline(UnfinishedBaseline):
         if not run.journal.done[index]:
             check_answers(self.planned.plan, [(index, answers)], run.engine.facts.vocabulary)
             run.keep(index, answers, seconds)
-
-    def _scored(self) -> Run:
-        run = self._unfinished()
-        run.score()  # windows that its journal lacks, after a resumed comparison
-        finished = run.save(run.manifest())
-        self.claim.release()  # others may compare with the same baseline meanwhile
-        return finished
 
 
 def is_by_logits(baseline: EnginePlugin) -> bool:
