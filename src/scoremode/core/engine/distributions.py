@@ -171,15 +171,6 @@ def to_device(records: Raw, device: torch.device) -> Tensor:
     return torch.from_numpy(np.array(records, "<u2").view(np.int16)).to(device)
 
 
-def load_baseline(
-    baseline: FinalStates | WholeDistributions, device: torch.device, vocabulary: int
-) -> StatesOnDevice | WholeOnDevice:
-    """Puts a baseline of any kind on a device; refuses one with a vocabulary of another size."""
-    if isinstance(baseline, WholeDistributions):
-        return WholeOnDevice(baseline, device, vocabulary)
-    return StatesOnDevice(baseline, device, vocabulary)
-
-
 def records_of_logits(logits: Tensor) -> Raw:
     """Encodes logits (n, vocabulary) as uint16 records (n, words): only these leave the device."""
     return encode_records(logits).cpu().numpy().view(np.uint16)

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scoremode.core.engine.base import SCORES, UNIFORM, Engine, LiveDistributions, Wanted
+from scoremode.core.engine.base import SCORES, UNIFORM, Engine, FinalStates, LiveDistributions, Wanted
 from scoremode.core.engine.distributions import (
     IndexedWindow,
     RowsOf,
-    load_baseline,
+    StatesOnDevice,
+    WholeOnDevice,
     records_of_logits,
     split_columns,
     split_divergence,
@@ -42,7 +43,11 @@ class LogitsReducer:
     def __init__(self, source: WindowSource, want: Wanted, device: torch.device, vocabulary: int) -> None:
         self.want, self.device, self.vocabulary = want, device, vocabulary
         self.width = min(source.vocabulary or vocabulary, vocabulary)
-        self.against = None if want.against is None else load_baseline(want.against, device, vocabulary)
+        self.against: StatesOnDevice | WholeOnDevice | None = None
+        if isinstance(want.against, FinalStates):
+            self.against = StatesOnDevice(want.against, device, vocabulary)
+        elif want.against is not None:
+            self.against = WholeOnDevice(want.against, device, vocabulary)
         self._index = -1  # of the window that is being reduced
         self._rows_of: RowsOf | None = None  # what the baseline gives for its rows
 

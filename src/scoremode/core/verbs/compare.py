@@ -190,17 +190,17 @@ def _compare(
     baseline = os.fspath(baseline)
     if (texts := kind_of(baseline)) is not None:
         raise InputError(f"{baseline} is a text, not a model", fix=texts.as_baseline or "give it with --corpus")
-    model, found = _settings(baseline, expand_candidates(candidates, baseline), request, place)
-    run_folders = [(short(name), place.folder(folder_name(name, one.variant if one else None))) for name, one in found]
-    check_outputs(outputs, dict(run_folders))
+    model, found = _read_models(baseline, expand_candidates(candidates, baseline), request, place)
+    runs = {short(name): place.folder(folder_name(name, one.variant if one else None)) for name, one in found.items()}
+    check_outputs(outputs, runs)
     typed = {str(name) for name in (baseline, *candidates)}
     if whole:
-        found = [(name, one and _with_whole_divergence(one)) for name, one in found]
-    for one in (model, *(one for _, one in found)):
+        found = {name: one and _with_whole_divergence(one) for name, one in found.items()}
+    for one in (model, *found.values()):
         if one is not None:
             require_path(one.plugin, question.path)
             one.is_removed = not request.keep and one is not model and one.name not in typed
-    if model is None and not any(one for _, one in found):
+    if model is None and not any(found.values()):
         given = {"engine": request.engine, **request.options}
         require_none(given, "only finished runs are compared, and nothing is scored")
     if model is not None and not is_uri(baseline):  # no model is read from a URI
@@ -216,14 +216,14 @@ def _with_whole_divergence(model: LazyModel) -> LazyModel:
 
 
 # ── the candidates ───────────────────────────────────────────────────────────────────────────────────────────────────
-Candidates = Sequence[tuple[str, LazyModel | None]]
-"""The name of each candidate, and how it is scored; None: it is a finished run."""
+Candidates = Mapping[str, LazyModel | None]
+"""All candidates by name, in their order; None: it is a finished run."""
 
 
-def _settings(
+def _read_models(
     baseline: str, named: Sequence[str], request: CompareRequest, place: Place
 ) -> tuple[LazyModel | None, Candidates]:
-    """The settings of the baseline, if it is a model, and all candidates. Refuses those that cannot be told apart.
+    """The baseline, if it is a model, and all candidates. Refuses those that cannot be told apart.
 
     Variants make several candidates of each model. If no candidate is named, they are variants of the baseline's model.
     """
@@ -236,13 +236,13 @@ def _settings(
     require_candidates(given, place)
     first, models = assign_engines(baseline, given, request)
     if variants is None:
-        return first, [(name, models.get(name)) for name in given]
+        return first, {name: models.get(name) for name in given}
     found: list[tuple[str, LazyModel | None]] = []
     for name in given:
         each = variants.of_candidate(models[name], is_baseline=is_alone) if name in models else []
-        found += [(one.called, one) for one in each] if name in models else [(name, None)]
+        found += [(one.variant or name, one) for one in each] if name in models else [(name, None)]
     require_candidates([name for name, _ in found], place)
-    return first and variants.first(first), found
+    return first and variants.first(first), dict(found)
 
 
 def _compare_each(
@@ -258,7 +258,7 @@ def _compare_each(
 
     ``of_baseline`` are arguments that were given for the baseline alone.
     """
-    finished = [name for name, one in candidates if one is None]
+    finished = [name for name, one in candidates.items() if one is None]
     with _opened(baseline, model, candidates, question, place) as (against, opened):
         # a baseline that is stored takes no arguments; a reference that was made of a model just now has them already
         models = dict(against.accept(question, of_baseline if model is None else {}, opened, finished))
@@ -290,8 +290,8 @@ def _compare_each(
                 raise
             failed |= dict.fromkeys(finished, error)  # what was scored is shown
     if failed:
-        raise CandidatesError({name: found[name] for name, _ in candidates if name in found}, failed)
-    return Comparisons(found[name] for name, _ in candidates)
+        raise CandidatesError({name: found[name] for name in candidates if name in found}, failed)
+    return Comparisons(found[name] for name in candidates)
 
 
 @contextmanager
@@ -303,7 +303,7 @@ def _opened(
     Candidates that are finished runs need only its run. With it, the candidates that are models, by their names: one
     that is the baseline with the same options is the baseline's own model, with its open engine.
     """
-    models = {name: one for name, one in candidates if one is not None}
+    models = {name: one for name, one in candidates.items() if one is not None}
     if model is None:
         stored = stored_baseline(baseline)
         assert stored is not None, "a name that is not stored is that of a model"

@@ -211,11 +211,6 @@ class LazyModel:
         return self.plugin.name if self.given_facts is None else self.given_facts.engine
 
     @property
-    def called(self) -> str:
-        """The name that tells it from other candidates."""
-        return self.variant or self.name
-
-    @property
     def usual_length(self) -> int:
         """The tokens of windows that its engine is opened for where longer ones may come."""
         return min(self.subject.context_length or USUAL_LENGTH, USUAL_LENGTH)

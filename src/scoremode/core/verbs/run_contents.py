@@ -26,9 +26,17 @@ from scoremode.values import Ids, Ints
 
 
 def make_manifest(
-    planned: PlannedQuestion, engine: EngineFacts, scores: Scores, seconds: float, identity: Mapping[str, object]
+    planned: PlannedQuestion,
+    engine: EngineFacts,
+    journal: Journal,
+    identity: Mapping[str, object],
+    account: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The manifest: the numbers, and everything another person needs to get them again."""
+    """The manifest: the numbers, and everything another person needs to get them again.
+
+    ``account`` is about what happened while the engine scored; its notes join the others.
+    """
+    scores, seconds = journal.scores, journal.seconds
     plan, subject = planned.plan, planned.subject
     zero = int(np.isneginf(scores.logprob).sum())
     of_model = [*engine.notes, *_unnamed_ids(planned, engine)]
@@ -37,7 +45,7 @@ def make_manifest(
     )
     if kernel_note := engine.settings.get("head_kernel_note"):
         notes.append(f"head kernel {engine.settings['head_kernel']}: {kernel_note}")
-    notes += subject.notes
+    notes += [*subject.notes, *account.get("notes", ())]
     missing = [name for name in BUILT_IN.names if not scores.has(name)]
     has_llamacpp_error = planned.method.independent_error
     return {
@@ -66,6 +74,7 @@ def make_manifest(
         "seconds": seconds,
         "tokens_per_second": plan.forward_tokens / seconds if seconds > 0 else None,
         "identity": identity,
+        **{name: value for name, value in account.items() if name != "notes"},
     }
 
 
@@ -76,12 +85,6 @@ def _by_slice(planned: PlannedQuestion, scores: Scores) -> dict[str, object]:
 
     metrics = metrics_by_slice(planned.plan, planned.tokens, scores)
     return {"by_slice": metrics} if metrics else {}
-
-
-def add_account(manifest: dict[str, Any], account: Mapping[str, Any]) -> None:
-    """Adds an account of what happened while an engine scored to the manifest; its notes join the others."""
-    manifest["notes"] = [*manifest["notes"], *account.get("notes", ())]
-    manifest.update({name: value for name, value in account.items() if name != "notes"})
 
 
 def describe_model(subject: Subject) -> Mapping[str, object]:

@@ -28,7 +28,7 @@ from scoremode.core.store import runs
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.planned import PlannedQuestion
 from scoremode.core.verbs.progress import Progress, announce
-from scoremode.core.verbs.run_contents import add_account, make_manifest, rows_to_keep
+from scoremode.core.verbs.run_contents import make_manifest, rows_to_keep
 from scoremode.errors import EngineError, ModelError, UntrustedError, listed
 from scoremode.values import Bools, Ids, Ints
 
@@ -232,10 +232,8 @@ class UnfinishedRun:
     def manifest(self) -> dict[str, Any]:
         """Returns the manifest: the numbers, and where they come from."""
         announce(self.progress, "computing statistics and saving")
-        journal = self.journal
-        found = make_manifest(self.planned, self.engine.facts, journal.scores, journal.seconds, self.claim.identity)
-        add_account(found, self.engine.account())
-        return found
+        engine = self.engine
+        return make_manifest(self.planned, engine.facts, self.journal, self.claim.identity, engine.account())
 
     def save(self, manifest: Mapping[str, Any]) -> Run:
         """Saves the finished run in its folder and returns it."""
