@@ -96,16 +96,18 @@ def check_outputs(outputs: Outputs, candidates: Mapping[str, Path | RemotePath |
         output.check(folder, candidates)
 
 
-def leave(outputs: Outputs, found: Sequence[Comparison], place: Place, failure: CandidatesError | None = None) -> None:
-    """Writes the files. Raises an error that has the results if they cannot be written, or the ``failure`` of some."""
+def leave(
+    outputs: Outputs, found: Mapping[str, Comparison], failed: Mapping[str, ScoremodeError], place: Place
+) -> Comparisons:
+    """Writes the files and returns the results; raises an error that has them if a candidate or a file failed."""
     try:
         for output, folder in outputs if found else ():
-            output.write(found, place, folder)
+            output.write([*found.values()], place, folder)
     except ScoremodeError as unwritten:
-        known = ({c.name: c for c in found}, {}) if failure is None else (failure.found, failure.failed)
-        raise CandidatesError(*known, unwritten) from None
-    if failure is not None:
-        raise failure
+        raise CandidatesError(found, failed, unwritten) from None
+    if failed:
+        raise CandidatesError(found, failed)
+    return Comparisons(found.values())
 
 
 @spelled_out(CompareArguments)
@@ -166,13 +168,8 @@ def compare(
     of_model["few_documents"] = few_documents
     command = command_for("compare", (baseline, *candidates), {**question.chosen(), **of_model})
     place = replace(Place.at(out, fresh=fresh, progress=progress), command=command, few_documents=few_documents)
-    try:
-        found = _compare(baseline, candidates, question, request, place, outputs=outputs, columns=columns)
-    except CandidatesError as error:
-        leave(outputs, list(error.found.values()), place, error)
-        raise
-    leave(outputs, found, place)
-    return found
+    found, failed = _compare(baseline, candidates, question, request, place, outputs=outputs, columns=columns)
+    return leave(outputs, found, failed, place)
 
 
 def _compare(
@@ -184,7 +181,7 @@ def _compare(
     *,
     outputs: Outputs,
     columns: Sequence[str],
-) -> Comparisons:
+) -> Results:
     kind = kind_of(question.corpus)
     whole = needs_whole_divergence(columns) or (kind is not None and kind.whole_divergence)
     baseline = os.fspath(baseline)
@@ -218,6 +215,9 @@ def _with_whole_divergence(model: LazyModel) -> LazyModel:
 # ── the candidates ───────────────────────────────────────────────────────────────────────────────────────────────────
 Candidates = Mapping[str, LazyModel | None]
 """All candidates by name, in their order; None: it is a finished run."""
+
+Results = tuple[dict[str, Comparison], dict[str, ScoremodeError]]
+"""The comparisons of candidates by name, and the errors of those that failed."""
 
 
 def _read_models(
@@ -253,8 +253,8 @@ def _compare_each(
     place: Place,
     *,
     of_baseline: Mapping[str, Any],
-) -> Comparisons:
-    """Compares candidates with a baseline, in their order; CandidatesError if some of them failed.
+) -> Results:
+    """Compares candidates with a baseline, in their order.
 
     ``of_baseline`` are arguments that were given for the baseline alone.
     """
@@ -289,9 +289,7 @@ def _compare_each(
             if only_runs:
                 raise
             failed |= dict.fromkeys(finished, error)  # what was scored is shown
-    if failed:
-        raise CandidatesError({name: found[name] for name in candidates if name in found}, failed)
-    return Comparisons(found[name] for name in candidates)
+    return {name: found[name] for name in candidates if name in found}, failed
 
 
 @contextmanager

@@ -190,8 +190,7 @@ class Model:
                 to_ask = to_ask.with_text()
             first = baseline._model if isinstance(baseline, Model) else baseline
             comparison = compare_model(first, self._model, to_ask, place)
-        leave(outputs, [comparison], place)
-        return comparison
+        return leave(outputs, {comparison.name: comparison}, {}, place)[0]
 
     # ── the engine ───────────────────────────────────────────────────────────────────────────────────────────────────
     @contextmanager
