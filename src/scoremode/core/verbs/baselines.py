@@ -306,8 +306,7 @@ class ModelBaseline(ComparisonBaseline):
         require_same_question(known, planned, ids)
         del ids
         own = replace(planned, subject=self.model.subject)
-        mine = place.within("baseline")
-        mine = replace(mine, fresh=mine.fresh and self.run is None)
+        mine = replace(place.within("baseline"), fresh=place.fresh and self.run is None)
         with self.model.claimed(own, mine) as claim, ExitStack() as opened:
             against = UnfinishedBaseline(planned, self.run or claim.finished, self.model, own, claim, opened, place)
             yield against

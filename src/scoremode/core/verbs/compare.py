@@ -3,7 +3,7 @@
 Each candidate is scored once, against the baseline's hidden states; each model's distribution is made by its own head,
 so that a quantized head is seen. What cannot be compared is refused, never cut to fit.
 
-names ──▶ settings of models, finished runs ──▶ compare_with(baseline, candidate) for each model ──▶ Comparisons
+names ──▶ models, finished runs ──▶ compare_with(baseline, candidate) for each model ──▶ Comparisons
 """
 
 from __future__ import annotations

@@ -98,12 +98,11 @@ class ProgressState:
     @property
     def words(self) -> str:
         """What is under way. Before anything is counted, a library that is being imported is named instead."""
-        new = (
-            (name for name in _being_imported() if name not in self._imported_before)
-            if self.total is None
-            else iter(())
-        )
-        return f"importing {name}" if (name := next(new, None)) else self._words
+        if self.total is None:
+            for name in _being_imported():
+                if name not in self._imported_before:
+                    return f"importing {name}"
+        return self._words
 
     @property
     def speed(self) -> float | None:
