@@ -227,7 +227,7 @@ class TextOffer(Offer[TextReader]):
     prefix: str
     value: str  # what stands behind the prefix, for the help: DIR
     whole_divergence: bool = False  # do comparisons need more than KL?
-    as_baseline: str = ""  # what to type for a comparison of a model with the texts themselves
+    compared_by: str = ""  # what to type for a comparison of a model with the texts themselves
 
 
 # ── results ──────────────────────────────────────────────────────────────────────────────────────────────────────────

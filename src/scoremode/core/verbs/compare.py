@@ -186,7 +186,7 @@ def _compare(
     whole = needs_whole_divergence(columns) or (kind is not None and kind.whole_divergence)
     baseline = os.fspath(baseline)
     if (texts := kind_of(baseline)) is not None:
-        raise InputError(f"{baseline} is a text, not a model", fix=texts.as_baseline or "give it with --corpus")
+        raise InputError(f"{baseline} is a text, not a model", fix=texts.compared_by or "give it with --corpus")
     model, found = _read_models(baseline, expand_candidates(candidates, baseline), request, place)
     runs = {short(name): place.folder(folder_name(name, one.variant if one else None)) for name, one in found.items()}
     check_outputs(outputs, runs)

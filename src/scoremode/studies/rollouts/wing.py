@@ -27,7 +27,7 @@ WING = Wing(
             prefix="rollouts:",
             value="DIR",
             whole_divergence=True,
-            as_baseline="use sm.mismatch(DIR, MODEL)",
+            compared_by="use sm.mismatch(DIR, MODEL)",
             code=f"{HERE}.texts:READER",
         ),
         TextOffer(prefix="answers:", value="FILE", code=f"{HERE}.prompts:READER"),
