@@ -140,7 +140,7 @@ print(code, *(sys.modules[name].__file__ for name in names), sep="\\n", file=sys
 
 
 def test_one_line_of_text_runs_the_code_of_few_files(stories: Path, tmp_path: Path) -> None:
-    """Of files with code, but for the declarations of engines and wings, which are read as data. No other file of a wing."""
+    """Of files with code; declarations of engines and wings are data. Of a study, nothing else runs."""
     words = ["ppl", str(stories), "--text", "one line of text", "--out", str(tmp_path / "run"), "--quiet"]
     ended = subprocess.run([sys.executable, "-c", COUNT_FILES, *words], capture_output=True, text=True, check=True)
     code, *paths = ended.stderr.splitlines()
