@@ -153,6 +153,20 @@ def ask(model: str, *, engine: str | None = None, **question: Any) -> PlannedQue
     return plan_question(choose(model, engine).subject, Question(**question))
 
 
+class Phases:
+    """A progress that remembers the words of its phases, and how much is done."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+        self.done = 0
+
+    def __call__(self, done: int, total: int, /) -> None:
+        self.done = done
+
+    def phase(self, words: str) -> None:
+        self.words.append(words)
+
+
 def make_deep_model(folder: Path, **changes: Any) -> Path:
     """A seeded Llama of six layers, whose layers add about as much as trained ones, for profiles by layer."""
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 6, "initializer_range": 0.08}

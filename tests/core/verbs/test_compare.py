@@ -26,7 +26,7 @@ from scoremode.errors import CorpusError, EngineError, InputError, ModelError, R
 from scoremode.head.divergence import define_divergence
 from tests.command_line import Command
 from tests.house import needs_wing
-from tests.makers import ask, make_tiny_model, with_changed_tensors
+from tests.makers import Phases, ask, make_tiny_model, with_changed_tensors
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 6
 SMALL: dict[str, Any] = {"text": TEXT, "context_length": 32, "stride": 16}
@@ -332,18 +332,6 @@ def test_a_noise_floor_that_was_cut_off_goes_on(
     assert len(measured) == len(set(measured)) > 7
     assert again["noise_kl"] == whole["noise_kl"]
     assert again["noise_perturbed"] == whole["noise_perturbed"]
-
-
-class Phases:
-    """A progress that remembers the words of its phases."""
-
-    def __init__(self) -> None:
-        self.words: list[str] = []
-
-    def __call__(self, done: int, total: int, /) -> None: ...
-
-    def phase(self, words: str) -> None:
-        self.words.append(words)
 
 
 def test_states_that_do_not_fit_on_the_disk_are_refused_before_anything_is_scored(

@@ -15,6 +15,7 @@ from scoremode.core.engine import registry
 from scoremode.core.engine.base import Engine
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, InputError, OptionError, UnknownArgumentError
+from tests.makers import Phases
 
 TEXT = "The dog and the fox went home. " * 6
 ASKED: dict[str, Any] = {"context_length": 32, "stride": 16}
@@ -244,30 +245,16 @@ def test_another_adapter_is_another_model_and_one_that_is_not_there_is_refused(t
 
 
 # ── progress ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-class Watching:
-    """A progress that writes down what it is told."""
-
-    def __init__(self) -> None:
-        self.phases: list[str] = []
-        self.done: list[int] = []
-
-    def __call__(self, done: int, total: int) -> None:
-        self.done.append(done)
-
-    def phase(self, words: str) -> None:
-        self.phases.append(words)
-
-
 def test_what_is_waited_for_is_always_said(tiny: Path) -> None:
-    watching = Watching()
-    sm.ppl(str(tiny), text=TEXT, progress=watching, **ASKED)
-    assert watching.phases == [
+    phases = Phases()
+    sm.ppl(str(tiny), text=TEXT, progress=phases, **ASKED)
+    assert phases.words == [
         "reading and tokenizing the text",
         f"loading {tiny} with transformers",
         "scoring",
         "computing statistics and saving",
     ]
-    assert watching.done[-1] > 0
+    assert phases.done > 0
 
 
 def test_what_is_not_a_reference_is_no_baseline(tmp_path: Path) -> None:

@@ -187,22 +187,22 @@ def _compare(
     baseline = os.fspath(baseline)
     if (texts := kind_of(baseline)) is not None:
         raise InputError(f"{baseline} is a text, not a model", fix=texts.compared_by or "give it with --corpus")
-    model, found = _read_models(baseline, expand_candidates(candidates, baseline), request, place)
-    runs = {short(name): place.folder(folder_name(name, one.variant if one else None)) for name, one in found.items()}
+    model, models = _read_models(baseline, expand_candidates(candidates, baseline), request, place)
+    runs = {short(name): place.folder(folder_name(name, m.variant if m else None)) for name, m in models.items()}
     check_outputs(outputs, runs)
     typed = {str(name) for name in (baseline, *candidates)}
     if whole:
-        found = {name: one and _with_whole_divergence(one) for name, one in found.items()}
-    for one in (model, *found.values()):
-        if one is not None:
-            require_path(one.plugin, question.path)
-            one.is_removed = not request.keep and one is not model and one.name not in typed
-    if model is None and not any(found.values()):
-        given = {"engine": request.engine, **request.options}
-        require_none(given, "only finished runs are compared, and nothing is scored")
+        models = {name: m and _with_whole_divergence(m) for name, m in models.items()}
+    for m in (model, *models.values()):
+        if m is not None:
+            require_path(m.plugin, question.path)
+            m.is_removed = not request.keep and m is not model and m.name not in typed
+    if model is None and not any(models.values()):
+        of_engine = {"engine": request.engine, **request.options}
+        require_none(of_engine, "only finished runs are compared, and nothing is scored")
     if model is not None and not is_uri(baseline):  # no model is read from a URI
         question = question.with_text()
-    return _compare_each(baseline, model, found, question, place, of_baseline=request.of_baseline)
+    return _compare_each(baseline, model, models, question, place, of_baseline=request.of_baseline)
 
 
 def _with_whole_divergence(model: LazyModel) -> LazyModel:
@@ -221,28 +221,30 @@ Results = tuple[dict[str, Comparison], dict[str, ScoremodeError]]
 
 
 def _read_models(
-    baseline: str, named: Sequence[str], request: CompareRequest, place: Place
+    baseline: str, candidates: Sequence[str], request: CompareRequest, place: Place
 ) -> tuple[LazyModel | None, Candidates]:
     """The baseline, if it is a model, and all candidates. Refuses those that cannot be told apart.
 
     Variants make several candidates of each model. If no candidate is named, they are variants of the baseline's model.
     """
     variants = CacheTypes.asked_for(request)
-    is_alone = variants is not None and not named and not is_stored(baseline)
-    given = [baseline] if is_alone else named
-    if not given:
+    is_alone = variants is not None and not candidates and not is_stored(baseline)
+    names = [baseline] if is_alone else candidates
+    if not names:
         fix = f"name a model or a run, as in scoremode compare BASELINE CANDIDATE --corpus FILE, or {HINT}"
         raise InputError("CANDIDATE is missing", fix=fix)
-    require_candidates(given, place)
-    first, models = assign_engines(baseline, given, request)
+    require_candidates(names, place)
+    first, models = assign_engines(baseline, names, request)
     if variants is None:
-        return first, {name: models.get(name) for name in given}
-    found: list[tuple[str, LazyModel | None]] = []
-    for name in given:
-        each = variants.of_candidate(models[name], is_baseline=is_alone) if name in models else []
-        found += [(one.variant or name, one) for one in each] if name in models else [(name, None)]
-    require_candidates([name for name, _ in found], place)
-    return first and variants.first(first), dict(found)
+        return first, {name: models.get(name) for name in names}
+    pairs: list[tuple[str, LazyModel | None]] = []
+    for name in names:
+        if name in models:
+            pairs += [(m.variant or name, m) for m in variants.of_candidate(models[name], is_baseline=is_alone)]
+        else:
+            pairs.append((name, None))
+    require_candidates([name for name, _ in pairs], place)
+    return first and variants.first(first), dict(pairs)
 
 
 def _compare_each(
