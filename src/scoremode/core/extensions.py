@@ -82,7 +82,14 @@ class Offer(Generic[T]):
 
 # ── baselines ────────────────────────────────────────────────────────────────────────────────────────────────────────
 class ComparisonBaseline(Protocol):
-    """A baseline of any kind."""
+    """A baseline of any kind. Those of a wing are stored, and made with a name that their class claims."""
+
+    def __init__(self, name: str, /) -> None: ...
+
+    @staticmethod
+    def claims(name: str) -> bool:
+        """Is a baseline of this kind stored under the name?"""
+        return False
 
     def accept(
         self,
@@ -105,18 +112,8 @@ class ComparisonBaseline(Protocol):
         """Its run, for candidates that are finished runs."""
 
 
-class StoredKind(Protocol):
-    """A class of baselines that are stored."""
-
-    def __call__(self, name: str, /) -> ComparisonBaseline:
-        """The baseline with a name that it claims."""
-
-    def claims(self, name: str) -> bool:
-        """Is a baseline of this kind stored under the name?"""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BaselineOffer(Offer[StoredKind]):
+class BaselineOffer(Offer[type[ComparisonBaseline]]):
     """Files that a candidate can be compared with."""
 
     suffix: str  # of their names
