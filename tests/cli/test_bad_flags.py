@@ -15,7 +15,6 @@ from scoremode.cli.commands import COMMANDS, build_parser, verb_of
 from tests.command_line import Command, Refused
 
 PPL = ["ppl", "table:uniform", "--text", "one two"]
-PLAN = ["plan", "table:uniform", "--text", "one two"]
 
 # (arguments, words expected)
 MISTAKES: list[tuple[list[str], str]] = [
@@ -63,14 +62,7 @@ MISTAKES: list[tuple[list[str], str]] = [
         for n in ("nan", "inf", "0", "2", "90%")
     ],
     # nothing where something should be
-    *[
-        ([*PPL[:2], *([] if flag == "--text" else PPL[2:]), flag, ""], f"{flag} is empty")
-        for flag in ("--text", "--method", "--engine", "--dtype", "--device", "--tokenizer", "--out", "--corpus")
-    ],
-    *[
-        (["ppl", "table:uniform", flag, ""], f"{flag} is empty")
-        for flag in ("--dataset", "--dataset-config", "--split", "--field", "--head-kernel", "--quantization")
-    ],
+    (["ppl", "table:uniform", "--text", ""], "--text is empty"),
     (["ppl", "", "--text", "one two"], "MODEL is empty"),
     (["ppl", "table:uniform", "--corpus", "python-docs", "--corpus", ""], "--corpus is empty"),
     (["info", "methods", ""], "METHOD is empty"),

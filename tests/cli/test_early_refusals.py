@@ -22,7 +22,7 @@ TYPED = {
     "there is no engine 'vlm'; did you mean 'vllm'?": "paths {model} --vary noise --engine vlm --text abc",
     "there is no model or folder 'nothing'": "ppl nothing --text abc",
     "there is no statistic 'kl_men'": "compare {model} {model} --text abc --fail-if kl_men>1",
-    "--text and --corpus": "reference {model} --out {folder}/out --text abc --corpus python-docs",
+    "--corpus and --text were given together": "reference {model} --out {folder}/out --text abc --corpus python-docs",
     "--num-samples 0 leaves no text": "compare {model} {model} --corpus python-docs --num-samples 0",
 }
 SCRIPT = """
@@ -53,19 +53,13 @@ def told(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tupl
     return dict(zip(TYPED, map(json.loads, found.stdout.splitlines()), strict=True))
 
 
-@pytest.mark.parametrize("words", [words for words in TYPED if not words.startswith("--text")])
+@pytest.mark.parametrize("words", TYPED)
 def test_a_mistake_is_told_before_anything_heavy_is_imported(words: str, told: dict[str, Any]) -> None:
     code, said, heavy = told[words]
     assert code == 2
     assert words in said
     assert said.count("\n") == 1
     assert heavy == []
-
-
-def test_two_texts_are_told_too(told: dict[str, Any]) -> None:
-    code, said, heavy = told["--text and --corpus"]
-    assert (code, heavy) == (2, [])
-    assert "--corpus and --text were given together" in said
 
 
 @pytest.mark.parametrize(("typed", "stored"), [("fp16", "float16"), ("bf16", "bfloat16"), ("fp32", "float32")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,11 @@ from scoremode.core.plan.recipes import METHODS
 from tests.command_line import Command, Refused
 
 
-def test_every_method_is_listed(command: Command) -> None:
-    outcome = command("info", "methods")
+@pytest.mark.parametrize(("about", "names"), [("methods", METHODS), ("engines", known_engines())])
+def test_every_method_and_engine_is_listed(command: Command, about: str, names: Iterable[str]) -> None:
+    outcome = command("info", about)
     assert outcome.code == 0
-    assert [name for name in METHODS if name not in outcome.out] == []
+    assert [name for name in names if name not in outcome.out] == []
 
 
 @pytest.mark.parametrize("name", list(METHODS))
@@ -27,12 +29,6 @@ def test_a_method_is_shown_with_its_windows_drawn(command: Command, name: str) -
 def test_one_method_as_json_says_its_defaults(command: Command) -> None:
     [found] = command("info", "methods", "exl3-2025", "--json").json
     assert (found["context"], found["stride"], found["max_windows"]) == (2048, 512, 100)
-
-
-def test_every_engine_is_listed(command: Command) -> None:
-    outcome = command("info", "engines")
-    assert outcome.code == 0
-    assert [name for name in known_engines() if name not in outcome.out] == []
 
 
 # ── report ───────────────────────────────────────────────────────────────────────────────────────────────────────────

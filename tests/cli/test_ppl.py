@@ -106,12 +106,7 @@ def test_a_disk_that_fills_up_leaves_no_manifest_and_the_command_goes_on(
     assert command(*arguments).code == 0
 
 
-# ── bad text ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 # ── bad models ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_nan_for_one_token_of_the_text_only_is_refused_too(refused: Refused, checkpoint: Path, tmp_path: Path) -> None:
     """The embedding is untied first, so that the head is whole and a text without that token would pass."""
     config = json.loads((checkpoint / "config.json").read_text())

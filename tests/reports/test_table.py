@@ -14,7 +14,7 @@ from rich.console import Console
 import scoremode as sm
 from scoremode.console.terminal import console, renderable
 from scoremode.core.verbs.prob.sequence import SequenceScore, TokenScore
-from scoremode.reports.runs import plan_blocks, run_blocks, sequence_blocks, with_error
+from scoremode.reports.runs import run_blocks, sequence_blocks, with_error
 from scoremode.values import Estimate
 
 
@@ -89,12 +89,6 @@ def test_a_note_stands_below_what_it_is_about() -> None:
     lines = [" ".join(line.split()) for line in drawn(run_blocks(run)).splitlines()]
     assert lines.index("context length 4 instead of the recipe's 2048") < lines.index("slow here")
     assert lines[lines.index("slow here") - 1].startswith("model table:uniform")
-
-
-def test_a_plan_shows_its_first_windows() -> None:
-    out = drawn(plan_blocks(sm.plan("table:uniform", text="abcdefgh", context_length=4, stride=2)))
-    assert "feeds 0…3, scores 1…3" in out
-    assert "feeds 2…5, scores 4…5" in out
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from scoremode.core.statistics.groups import FEWEST
@@ -52,19 +52,16 @@ def shown(text: str) -> str:
     return harmless("".join(VISIBLE.get(c, c) for c in text))
 
 
-def middle_cut(text: str, width: int, measure: Callable[[str], int] = len) -> str:
+def middle_cut(text: str, width: int) -> str:
     """Shortens a text to ``width`` by cutting its middle: names mostly differ at their ends.
 
     >>> middle_cut("Qwen3-30B-A3B-Instruct-Q4_K_M.gguf", 21)
     'Qwen3-30B-…4_K_M.gguf'
     """
-    if measure(text) <= width:
+    if len(text) <= width:
         return text
-    for length in range(len(text) - 1, -1, -1):
-        shorter = f"{text[: length - length // 2]}…{text[len(text) - length // 2 :]}"
-        if measure(shorter) <= width:
-            return shorter
-    return ""
+    end = (width - 1) // 2
+    return f"{text[: width - 1 - end]}…{text[len(text) - end :]}"
 
 
 def method_words(manifest: Mapping[str, Any], *, brief: bool = False) -> str:

@@ -83,20 +83,15 @@ def _comparison_charts(comparisons: Sequence[Comparison]) -> list[Chart | None]:
 # ── tokens that are not drawn ────────────────────────────────────────────────────────────────────────────────────────
 def _notes_on_comparisons(comparisons: Sequence[Comparison]) -> Iterator[str]:
     for c in comparisons:
-        if left_out := _unbounded(delta_logprob(c)):
-            yield f"{c.name}: {left_out} in one of the models."
+        if unbounded := int((~np.isfinite(delta_logprob(c))).sum()):
+            left_out = f"{counted(unbounded, 'tokens')} left out of the charts: probability zero in one of the models"
+            yield f"{c.name}: {left_out}."
         if c.kl is None:
             why = "no KL, because two finished runs were compared, and runs do not store whole distributions"
             yield f"{c.name}: {c.manifest.get('kl_missing') or why}."
         elif below := int((c.kl < 0).sum()):
             where = "drawn at the left end of its distribution; a mean below zero is not drawn by model size"
             yield f"{c.name}: {counted(below, 'tokens')} with a KL below zero, {where}."
-
-
-def _unbounded(values: Floats) -> str:
-    """Says how many tokens are not drawn; '' if all are drawn."""
-    count = int((~np.isfinite(values)).sum())
-    return f"{counted(count, 'tokens')} left out of the charts: probability zero" if count else ""
 
 
 # ── distributions over the targets ───────────────────────────────────────────────────────────────────────────────────
