@@ -79,7 +79,8 @@ def info(
     if engine is not None and not test:
         raise OptionError("--engine is about self-tests", fix="type scoremode info --test --engine NAME")
     if about == "methods":
-        return list_methods(name)
+        chosen = [find_method(name)] if name is not None else list(methods().found.values())
+        return [{n: getattr(m, n) for n in METHOD_FACTS} | {"drawn": inspect.getdoc(m.windows)} for m in chosen]
     return list_engines() if about == "engines" else {**installed(), **(examine(engine) if test else {})}
 
 
@@ -125,12 +126,6 @@ def require_good(facts: dict[str, Any]) -> None:
                 f"the self-test of {check['name']} failed: {check['detail']}",
                 fix="do not trust its numbers; choose another --engine, and please report this with --json",
             )
-
-
-def list_methods(name: str | None = None) -> list[dict[str, object]]:
-    """The methods, or one of them, with their defaults and their windows drawn."""
-    chosen = [find_method(name)] if name is not None else list(methods().found.values())
-    return [{n: getattr(m, n) for n in METHOD_FACTS} | {"drawn": inspect.getdoc(m.windows)} for m in chosen]
 
 
 def list_engines() -> list[dict[str, object]]:

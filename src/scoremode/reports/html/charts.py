@@ -172,8 +172,7 @@ def along_the_window(
     if last < 2:
         return None
     edges = np.linspace(0, last + 1, min(STRETCHES, last + 1) + 1)
-    curves = [_means_and_errors(s, edges, squared=rms) for s in series]
-    curves = [_square_roots(*curve) for curve in curves] if rms else curves
+    curves = [_curve(s, edges, rms=rms) for s in series]
     spread = np.concatenate([np.concatenate([m - e, m + e]) for m, e in curves])
     spread = spread[np.isfinite(spread)]
     if not len(spread):
@@ -198,15 +197,16 @@ def along_the_window(
     return Chart(title, text, along, up, [*shapes, *lines])
 
 
-def _square_roots(mean: Floats, error: Floats) -> tuple[Floats, Floats]:
-    """Returns the square roots of means and their errors, to first order; no band reaches below zero."""
+def _curve(series: Series, edges: Floats, *, rms: bool) -> tuple[Floats, Floats]:
+    """Returns mean and standard error of each stretch; the mean is NaN without values, the error 0 for few groups.
+
+    For ``rms``, the roots of mean squares and their errors, to first order; no band reaches below zero.
+    """
+    values = np.square(series.values) if rms else series.values
+    means = means_by_stretch(values, series.depth, series.groups, edges)
+    mean, error = np.array([e.value for e in means]), np.array([e.stderr or 0.0 for e in means])
+    if not rms:
+        return mean, error
     root = np.sqrt(mean)
     with np.errstate(invalid="ignore", divide="ignore"):
         return root, np.minimum(np.where(root > 0, error / (2 * root), 0.0), np.where(np.isfinite(root), root, 0.0))
-
-
-def _means_and_errors(series: Series, edges: Floats, *, squared: bool = False) -> tuple[Floats, Floats]:
-    """Returns mean and standard error of each stretch; the mean is NaN without values, the error 0 for few groups."""
-    values = np.square(series.values) if squared else series.values
-    means = means_by_stretch(values, series.depth, series.groups, edges)
-    return np.array([e.value for e in means]), np.array([e.stderr or 0.0 for e in means])
