@@ -47,7 +47,6 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["ppl", "table:uniform", "--corpus", "a.txt", "b.txt"], "nothing takes the argument 'b.txt'; several files"),
     (["compare", "m", "n", "--corpus", "a.txt", "--corpus", "b.txt"], "compare asks one question"),
     # numbers
-    ([*PPL, "--num-samples", "0"], "--num-samples 0 leaves no text"),
     ([*PPL, "--context-length", "0"], "--context-length 0 leaves no room for a target"),
     ([*PPL, "--context-length", "1" + "0" * 30], "is too large"),
     ([*PPL, "--stride", "0"], "--stride 0 never advances"),
@@ -72,7 +71,6 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["compare", "a", ""], "CANDIDATE is empty"),
     # values that do not exist
     ([*PPL, "--method", "gpqt"], "did you mean 'gptq'?"),
-    ([*PPL, "--field", "body"], "--field does not apply to plain text"),
 ]
 
 
