@@ -1,6 +1,6 @@
 """Everything scoremode refuses, each with one line saying what is wrong and one saying what to type next.
 
-Every error is a ScoremodeError, which is caught once, at the command line's edge: exit code 2, never a traceback.
+Every error is a ScoremodeError. The command line catches it in one place: exit code 2, never a traceback.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ COLUMNS = ("logprob", "entropy", "top_logprob")
 def info(
     about: str | None = None, name: str | None = None, *, test: bool = False, engine: str | None = None
 ) -> dict[str, Any] | list[dict[str, Any]]:
-    """Returns what is installed here: versions, devices, engines, or with ``about`` the ``"methods"`` or ``"engines"``.
+    """Returns what is installed here: versions, devices, engines. ``about`` selects ``"methods"`` or ``"engines"``.
 
     ``test`` lets every installed engine, or ``engine`` alone, score a small model whose scores are known. ``name`` is
     the name of one method.

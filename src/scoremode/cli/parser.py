@@ -27,7 +27,7 @@ TAKE_URIS = {
     *MAY_BE_EMPTY,
 }
 STORED = re.compile(rf"({'|'.join(STORES)})://", re.IGNORECASE)
-OUTPUTS = {"out", "report", "output"}  # those of them that are written
+OUTPUTS = {"out", "report", "output"}  # the arguments in TAKE_URIS that are written to
 MOST_REPEATED = 300  # characters of a command that an answer repeats
 LONGEST = 400  # characters of a complaint: an argument may be a whole book
 EVERYDAY = ("--help", "--help-all")

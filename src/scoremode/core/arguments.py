@@ -1,4 +1,4 @@
-"""Names, keys and numbers in what a caller hands over and in the environment. For its types see ``core.typed``."""
+"""Reads names, keys and numbers from a caller or from the environment. Types of arguments: see ``core.typed``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What wings hand over to the house. Who writes a wing reads this page.
+"""What wings can add to scoremode: the one file to read before writing a wing.
 
 A wing is a folder with a ``wing.py`` that declares ``WING``. The folders themselves are the list: a folder that is
 deleted takes its verbs, flags and public names along, and nothing else changes. Engines have a list of their own:
@@ -60,7 +60,7 @@ Flags = Mapping[str, str]
 
 
 def load(address: str) -> Any:
-    """The value at an address."""
+    """Imports the object at an address, ``module:name``."""
     module, _, name = address.partition(":")
     return getattr(import_module(f"{PACKAGE}.{module}"), name)
 
@@ -138,7 +138,7 @@ class BaselineOffer(Offer[StoredKind]):
 
 # ── formats of other programs ────────────────────────────────────────────────────────────────────────────────────────
 class Format:
-    """Files and layouts of another program. A class of a wing has the methods of what its offer declares."""
+    """Files and layouts of another program. A wing's class has the methods for what its offer declares."""
 
     def score(self, model: LazyModel, file: str | Path, question: Question, place: Place) -> Run:
         """For ``reference``: scores the question and writes the file alone; the run is not kept.
@@ -182,7 +182,7 @@ class Format:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatOffer(Offer[Format]):
-    """A format of another program: what it declares here, the house asks of it."""
+    """A format of another program. Its class needs only the methods for what is declared here."""
 
     name: str
     """Of the argument that names its file, and of its layout."""
@@ -276,7 +276,7 @@ class ComparisonPart(Protocol):
     """A part that only some comparisons have."""
 
     def asked(self, parsed: argparse.Namespace, /) -> Mapping[str, Any]:
-        """What ``make`` needs, checked and read before anything is scored; nothing if these comparisons lack it."""
+        """Arguments for ``make``, read and checked before anything is scored; none if comparisons have no such part."""
 
     def make(self, comparisons: Sequence[Comparison], /, **arguments: Any) -> ResultPart:
         """The part, with what ``asked`` gave, or with the arguments of ``sm.report``."""

@@ -39,7 +39,7 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def text_waits() -> bool:
-    """Has standard input text that nobody has read? Nothing is waited for: an idle pipe has none, nor a terminal."""
+    """Does standard input have unread text? It is not waited for: an idle pipe or a terminal has none."""
     try:
         info = os.fstat(0)
         if S_ISREG(info.st_mode):

@@ -163,7 +163,7 @@ APART_COPIES = 8  # two copies, in a quarter of the workspace: what is read agai
 def _sums_in_float64(x_p: Tensor, x_q: Tensor, whole: bool = True) -> tuple[Tensor, ...]:
     """The sums of a block, a few rows at a time, because float64 copies need memory.
 
-    The last two are ``cross_q`` and Σ |p - q|, as if the block were all ids. Unless ``whole``, they are not computed.
+    The last two, ``cross_q`` and Σ |p - q|, take the block for the whole vocabulary; only ``whole`` computes them.
     """
     n, width = x_p.shape
     if n == 0 or width == 0:

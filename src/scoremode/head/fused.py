@@ -104,8 +104,8 @@ class KernelOperands:
     @staticmethod
     def of(hidden: Tensor, head: Head, tiles: Tiles) -> KernelOperands:
         if hidden.shape[1] == 1:
-            # Triton compiles a width of 1 as a constant, and a loop of one known step starts from the bias instead of
-            # adding it at the end: a target's logit would differ in the last bit from the same logit in its tile.
+            # Triton compiles a width of 1 as a constant: the loop has one step and starts from the bias instead of
+            # adding it at the end. A target's logit would then differ in the last bit from the same logit in its tile.
             hidden, head = _widened(hidden), replace(head, weight=_widened(head.weight))
         hidden = hidden if hidden.stride(-1) == 1 else hidden.contiguous()
         if head.weight.stride(-1) != 1:

@@ -36,7 +36,7 @@ def card(
     """Returns comparisons as a part of a model card; ``json`` and ``eval-results`` are texts by names of files.
 
     ``found`` are comparisons, the folder of ``compare(…, out=…)``, or folders of runs, the baseline first. ``write``
-    also replaces what stands between two markers of a README. ``out`` also writes the files there.
+    also puts the text between two markers of a README. With ``out``, the files are also written to that folder.
     ``benchmark`` and ``task_id`` say where the hub lists ``eval-results``, ``metric`` which statistic that is.
     ``few_documents`` is that of ``compare``.
 

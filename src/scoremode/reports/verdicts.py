@@ -65,7 +65,7 @@ class Verdict:
 
 
 def verdicts(comparisons: Sequence[Comparison]) -> list[Verdict]:
-    """Judges every candidate; all of them are tested together, so that more candidates give no more false claims."""
+    """Judges every candidate. Tests are corrected for their number, so more candidates give no more false claims."""
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # infinities are handled below
         chances = [chance_of_no_change(PairedMeans(c)) for c in comparisons]
     return [

@@ -8,8 +8,8 @@ files/DIGEST                     copies of files behind URIs
 texts/DIGEST                     tokens of long texts, which earlier versions kept
 KIND/.removed-NAME-TOKEN         an entry whose removal was interrupted
 
-An entry is ours if scoremode uses its name and the names of all its files, and of a model or a copy also its mark is as
-we write it. Anything else is foreign: it is not listed, measured, followed or removed.
+An entry is ours if scoremode uses its name and the names of all its files; a model or a copy must also have a mark that
+scoremode wrote. Anything else is foreign: it is not listed, measured, followed or removed.
 
 A process that writes an entry holds the lock file in it; a process that reads it may share a lock on its mark. To be
 removed, an entry is locked, inspected again and renamed; then its files are deleted. ``mark_used`` and ``hold_entry``
@@ -242,7 +242,7 @@ def drop_entry(folder: Path) -> None:
 
 # ── the limit ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def cache_limit() -> int | None:
-    """The most bytes of entries of the kinds in LIMITED: ``$SCOREMODE_CACHE_LIMIT``; None: no limit."""
+    """The limit in bytes on all entries of the kinds in LIMITED, ``$SCOREMODE_CACHE_LIMIT``; None: no limit."""
     text = os.environ.get("SCOREMODE_CACHE_LIMIT", "").strip()
     if not text:
         return DEFAULT_LIMIT

@@ -76,8 +76,8 @@ Mark = Callable[[Path], bool]
 def own_files(folder: Path, kind: str, marks: Mapping[str, Mark]) -> set[str]:
     """Returns the names of the files in a folder. Raises RunError if scoremode did not make those with our names.
 
-    ``marks`` says for each of our names how the content is recognized: no file vouches for another. Other names beside
-    ours are left alone.
+    ``marks`` has a check of the content for each of our names, and each file is checked by itself. Beside our files,
+    other names are allowed.
     """
     try:
         present = {p.name for p in folder.iterdir() if not p.name.startswith(".")} if folder.exists() else set()

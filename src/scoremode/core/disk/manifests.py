@@ -71,18 +71,18 @@ def _digest(manifest: Mapping[str, object], separators: tuple[str, str] = (",", 
 
 
 def digest_of(value: Any) -> str:
-    """16 digits that tell this value, which may be any JSON, from others."""
+    """16 hexadecimal digits of a hash of this value, which may be any JSON."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def sealed_text(text: str, about: Iterable[str], comment: tuple[str, str]) -> str:
-    """Text with a last line, a comment, that has digests of what the text is about, and a seal."""
+    """Returns the text with a comment as its last line: digests of what the text is about, and a seal."""
     bare = f"{text}{comment[0]}scoremode: about {' '.join(sorted(set(about)))}, seal "
     return f"{bare}{hashlib.sha256(bare.encode()).hexdigest()}{comment[1]}\n"
 
 
 def about_sealed_text(data: bytes) -> frozenset[str] | None:
-    """What a sealed text is about; None if this is none, or if it was changed."""
+    """The digests of what a sealed text is about; None if it has no seal, or was changed."""
     match = LAST_LINE.search(data)
     if match is None or hashlib.sha256(data[: match.start(2)]).hexdigest().encode() != match[2]:
         return None

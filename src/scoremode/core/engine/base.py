@@ -67,7 +67,7 @@ class NoiseFloor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Baseline:
-    """A finished model to compare a candidate with: final hidden states, and the head that makes distributions of them.
+    """A baseline with hidden states: its final states, and the head that turns them into distributions.
 
     ``states(index, window)`` are the raw states (m, d) of the rows that window ``index`` asks for.
     """
@@ -75,7 +75,7 @@ class Baseline:
     head: StoredHead
     dtype: str  # of the states
     states: Callable[[int, Window], Raw]
-    stored: Reference | None = None  # that the states lie in; None: they are held in memory
+    stored: Reference | None = None  # the reference that has the states; None: they are in memory
     offsets: Ints | None = None  # where each window begins in it
 
     @property
@@ -156,8 +156,8 @@ class Engine(ABC):
     facts: EngineFacts
     path: DecodePath | None = None  # how it feeds windows, as it was opened; None: by prefill
     longest: int | None = None  # tokens of the longest window that it takes as it was opened; None: the model's context
-    show: Callable[[str], None] | None = None  # is given words about who scores, to be shown at once
-    watch: Callable[[int], None] | None = None  # is told how many tokens of windows without an answer yet were fed
+    show: Callable[[str], None] | None = None  # shows words at once, such as "2/4 replicas"
+    watch: Callable[[int], None] | None = None  # is told how many tokens were fed of windows that have no answer yet
     measured: MutableMapping[int, Floats] | None = None  # KL of windows of a noise floor, in the order they came in
 
     @abstractmethod

@@ -188,7 +188,7 @@ def records_of_logits(logits: Tensor) -> Raw:
 # ── engines with hidden states ───────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True)
 class LogitsOfStates:
-    """Computes logits from the hidden states that an engine gave bit for bit."""
+    """Computes logits from the hidden states of an engine, which are passed on bit for bit."""
 
     logits_of: LogitsOf
     dtype: str  # of the states

@@ -42,7 +42,7 @@ class Capabilities:
     hidden_states: bool = False  # with the head: references, and baselines of comparisons
     divergence: bool = False  # KL against a reference
     distributions: bool = False  # the whole distribution of a row in 16 bits, for llama.cpp's files of base logits
-    replicas: bool = False  # several of it may run at a time
+    replicas: bool = False  # several engines of this kind may run at a time
     logits: bool = False  # has ``Engine.logits``: baselines without hidden states
     paths: tuple[str, ...] = (PREFILL,)  # how it can feed a window, chunked included
     scores_only: bool = False  # it has none of the abilities that wings know for engines of its name
@@ -76,7 +76,7 @@ class Placement:
     ranks: int = 1  # processes: tensor times pipeline parallel size
     on_gpus: bool = False  # does each rank need a GPU of its own?
     over_nodes: bool = False  # does the engine itself place its ranks on the nodes of a Ray cluster?
-    replica_options: Any = None  # of one of several replicas, which sees only its own GPUs; None: the same options
+    replica_options: Any = None  # options of a replica, which sees only its own GPUs; None: the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class EnginePlugin(ABC):
     models: ClassVar[str] = ""  # what names of its models are, for the help: "a GGUF file"
     capabilities: ClassVar[Capabilities] = Capabilities()
     options: ClassVar[type[Options]] = Options
-    keeps_runs: ClassVar[bool] = True  # else only the caller knows what it is: nothing is found again
+    keeps_runs: ClassVar[bool] = True  # else runs are not reused: only the caller knows the model
     opens_for_each_question: ClassVar[bool] = False  # its model may change between two questions
     is_default: ClassVar[bool] = False  # the engine for checkpoints if none is named
     opens_checkpoints: ClassVar[bool] = False  # does it load folders in the Hugging Face layout?
@@ -136,7 +136,7 @@ class EnginePlugin(ABC):
     packages: ClassVar[tuple[str, ...]] = ()  # what its numbers come from; their versions are kept with every run of it
     known_to_all_runs: ClassVar[bool] = False  # do runs of other engines keep the versions of these packages too?
     addresses: ClassVar[tuple[str, ...]] = ()  # how an address begins that is given instead of the name: ("http://",)
-    address: str | None = None  # the one that was given
+    address: str | None = None  # the address that the user gave
 
     abilities: ClassVar[Mapping[str, Callable[..., Any]]] = {}
     """What it can do besides scoring, if no wing knows: an ability, and a function that takes (plugin, subject,

@@ -1,6 +1,6 @@
 """From hidden states to answers, for engines that have hidden states.
 
-Mostly the head that belongs to the states is known as a matrix, and a kernel computes scores from both. If it is not,
+If the head of the model is one plain matrix, a kernel computes scores from the states and this matrix. If it is not,
 the model itself turns a few states at a time into logits.
 """
 

@@ -20,7 +20,7 @@ DEFAULT_METHOD = "sliding-once"
 
 @dataclass(frozen=True, kw_only=True)
 class Question(TextSelection):
-    """What is asked of any model: checked when it is made, before anything heavy is loaded. Who has one trusts it.
+    """A text and how to score it, for any model. It is checked when it is made, so code that gets one can trust it.
 
     None leaves the choice to the method, or to a reference that brings its own question.
     """

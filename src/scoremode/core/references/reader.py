@@ -121,7 +121,7 @@ def bytes_of(rows: Raw) -> memoryview:
 
 
 def read_rows(folder: Path, layout: ShardLayout, first: int, count: int, *, into: Raw | None = None) -> Raw:
-    """Rows as a new array, or in the one given. They are read, not mapped: truncating a mapped file would kill us."""
+    """Rows as a new array, or in the one given. Not mapped: if a mapped file were truncated, this process would die."""
     rows = np.empty((count, layout.width), RAW_DTYPES[layout.dtype]) if into is None else into
     for shard, offset, before, n in layout.pieces(first, count):
         path, rest = folder / shard_name(shard), bytes_of(rows[before : before + n])

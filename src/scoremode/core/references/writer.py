@@ -102,7 +102,7 @@ class StatesWriter:
             self._begin()
 
     def _begin(self) -> None:
-        """Makes the files of all rows. After a kill, the rows count whose bytes still match their checksum."""
+        """Makes the files of all rows. After a kill, only rows that match their checksums count as written."""
         (self.folder / REFERENCE).unlink(missing_ok=True)  # written again when the run is complete
         for shard in range(self.layout.shard_count):
             path, form = self.folder / shard_name(shard), self.layout.shard_file(shard)
@@ -133,7 +133,7 @@ class StatesWriter:
         raw, layout = RAW_DTYPES[self.layout.dtype], self.layout
         if rows.ndim != 2 or rows.shape[1] != layout.width or rows.dtype != raw:
             raise EngineError(
-                f"the engine gave states of {rows.dtype} {rows.shape}, not {layout.dtype} as {raw} (n, {layout.width})",
+                f"the engine gave states of {rows.dtype} {rows.shape}; {layout.dtype} needs {raw} (n, {layout.width})",
                 fix=FAULT,
             )
         if not 0 <= first_target <= first_target + len(rows) <= layout.targets:

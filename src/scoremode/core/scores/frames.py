@@ -35,7 +35,7 @@ class ArrowTable:
         return self.to_arrow().__arrow_c_stream__(requested_schema)
 
     def _repr_html_(self) -> str | None:
-        """What a notebook shows: the table of the page that a wing offers for it; else the ``repr``."""
+        """The table that a notebook shows, as HTML. None if no page is known for this class: it shows the ``repr``."""
         page = next((offer for offer in offered(PageOffer) if offer.fits(self)), None)
         return None if page is None else page.load().table(self)
 

@@ -67,7 +67,7 @@ def _delta_p_quantile(name: str) -> PlainStatistic:
 
 
 def _holding_half(sums: Floats) -> int | None:
-    """How many of the largest sums hold half of all; None if they are infinite."""
+    """How many of the largest sums make up half of the total; None if that is infinite or 0."""
     if not np.isfinite(sums).all() or not sums.any():
         return None
     return int(np.searchsorted(np.cumsum(np.sort(sums)[::-1]), sums.sum() / 2)) + 1
@@ -330,7 +330,7 @@ class Comparison(PairedRuns, ArrowTable, ComparisonNumbers):
         return PREFILL if self.is_of_paths else str(self.baseline.manifest["model"])
 
     def statistics(self) -> dict[str, Any]:
-        """Perplexities, divergence and shares, with paired errors, flat and ready for JSON: see docs/statistics.md.
+        """Perplexities, divergences and shares with paired errors, as one flat dict for JSON: see docs/statistics.md.
 
         None: a value that does not exist (KL that was not measured, ``same_top`` of a run without ``top``, the error of
         too few groups, a quantile of no values), or one that is infinite or undefined (a perplexity with a target of

@@ -78,7 +78,7 @@ def _divided(plan: Plan, starts: Ints, kind: str, *, splits: bool = False) -> Gr
 def _blocks(plan: Plan) -> Grouping | None:
     """Divides a text into FEWEST blocks; of several texts, each into blocks that are no longer than a FEWEST of all.
 
-    Fewer and longer blocks hold better than many that are alike. None if they would be too short.
+    Bounds over a few long blocks hold more often than over many that are alike. None if they would be too short.
     """
     begin, end = _scored(plan)
     length = (end - begin) // FEWEST
@@ -140,7 +140,7 @@ def _part_starts(plan: Plan, parts: Callable[[int, int], int]) -> Ints:
 
 
 def character_groups(plan: Plan, groups: Grouping, byte_len: Ids) -> Ints:
-    """The group of each target in a mean over bytes: tokens of a character are in that of its first, which owns them.
+    """The group of each target in a mean over bytes: all tokens of one character get the group of its first token.
 
     ``byte_len`` has the bytes of each target, (targets,).
     """

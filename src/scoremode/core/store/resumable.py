@@ -85,7 +85,7 @@ class Resumable(Generic[Finished]):
         if cached:
             cache_limit()  # raises if the limit is invalid, before anything is scored
         try:
-            result = self._find()  # raises before anything is created
+            result = self._find()  # if it raises, nothing was created yet
         except RunError:
             if self.folder.exists() or not cached:
                 raise  # else the cache removed the folder at the same time

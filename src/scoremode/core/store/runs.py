@@ -65,7 +65,7 @@ class Claim(Resumable[Run]):
         return _opened(self.folder, self.finish({"format": FORMAT, **manifest, **facts}))
 
     def copy(self, run: Run, *without: str) -> Run:
-        """Save a run of the same scores under this identity, but for some fields of its manifest; publish it."""
+        """Save a run with the same scores under this identity, leave out fields of its manifest, and publish it."""
         self.begin()
         assert run.path is not None, "a run that is kept"
         with written_atomically(self.folder / SCORES) as file, (Path(run.path) / SCORES).open("rb") as scores:

@@ -91,7 +91,7 @@ class CorpusSource(Protocol):
 
 
 def kind_of(corpus: Any) -> TextOffer | None:
-    """The kind of an object, or of names one of which has its prefix; None for other texts."""
+    """The kind of text that an object is, or that the prefix of a name stands for; None for other texts."""
     names = corpus if isinstance(corpus, list | tuple) else [corpus]
     prefix = getattr(corpus, "prefix", None)  # of the texts of a wing
     for kind in offered(TextOffer):
@@ -111,7 +111,7 @@ SHORT_DOCUMENTS, SHORT_CHARACTERS = 24, 800  # of one length: at least 20 effect
 def default() -> str:
     """The name of the default text. The command line refuses it where a text waits on standard input.
 
-    That is not scored unasked: in a loop such as ``while read model``, it is the rest of the list.
+    Such a text is not scored unless asked for: in a loop with ``while read model`` it is the rest of the list.
     """
     if errors.names_flags and text_waits():
         fix = "give --corpus - to score it, or add < /dev/null to score the default text"

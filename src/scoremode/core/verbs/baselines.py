@@ -71,12 +71,12 @@ class OpenBaseline:
 
     @property
     def identity(self) -> Mapping[str, object]:
-        """That of the baseline's run; that of the candidate's run has it too."""
+        """The identity of the baseline's run. The identity of the candidate's run contains it."""
         identity: Mapping[str, object] = self.finished().manifest["identity"]
         return identity
 
     def distributions(self, candidate: LazyModel) -> Baseline | WholeDistributions | None:
-        """Those of the baseline, for a candidate that has no run yet; None if ``missing``."""
+        """The baseline's distributions, for a candidate that has no run yet; None if ``missing``."""
         assert self.stored is not None, "a stored baseline"
         return self.stored()
 
@@ -214,7 +214,7 @@ class StoredRun:
             candidate.settings,
             candidate.corpus_sha256,
         )
-        if asks_same or known.plan_digest == candidate.plan_digest:  # else it is refused, and no states are fetched
+        if asks_same or known.plan_digest == candidate.plan_digest:  # else refused below, before states are fetched
             known = replace(known, vocabulary=self.states.vocabulary)
             candidate = replace(candidate, vocabulary=candidate.vocabulary or known.vocabulary)
         require_comparable(
@@ -301,7 +301,7 @@ class ModelBaseline(ComparisonBaseline):
                 )
         first = self.model.ask(question, place.progress)
         known, ids = comparable_facts(first), first.tokens.ids
-        del first  # where the two may be compared, they have the same text, tokens and plan: one of each is enough
+        del first  # frees memory: models that can be compared have the same text, tokens and plan
         planned = candidate.ask(question, place.progress)
         require_same_question(known, planned, ids)
         del ids

@@ -134,9 +134,9 @@ def compare(
 
     ``arguments`` are those of a question, and options of the candidates' engine. A reference and a ``.kld`` file bring
     their own question. A file that only one engine opens is scored by that one; each engine gets the options it has.
-    The baseline has the same engine and options, but for ``baseline_engine`` and ``baseline_options``. The hidden
-    states of a model as the baseline are kept first: for several candidates in ``out`` or the cache, for one until it
-    is scored. A baseline that has logits only, such as a GGUF file, runs beside each candidate.
+    The baseline gets the same engine and options unless ``baseline_engine`` and ``baseline_options`` say otherwise. If
+    it is a model, its hidden states are stored first: for several candidates in ``out`` or the cache, for one until
+    that is scored. A baseline that has logits only, such as a GGUF file, runs beside each candidate.
 
     Of fewer than ten effective documents, ``few_documents`` claims what is refused otherwise (no worse, a direction, a
     rank), each with how often such a claim was measured to be false.
@@ -298,10 +298,10 @@ def _compare_each(
 def _opened(
     baseline: str, model: LazyModel | None, candidates: Candidates, question: Question, place: Place
 ) -> Iterator[tuple[ComparisonBaseline, dict[str, LazyModel]]]:
-    """The baseline. For several candidates, and for replicas, which read it from other machines, a reference is kept.
+    """Yields the baseline, and the candidates that are models, by name. Finished runs need only the baseline's run.
 
-    Candidates that are finished runs need only its run. With it, the candidates that are models, by their names: one
-    that is the baseline with the same options is the baseline's own model, with its open engine.
+    For several candidates, and for replicas on other machines, a reference of the baseline is kept. A candidate that is
+    the baseline with the same options becomes the baseline's own model, with its open engine.
     """
     models = {name: one for name, one in candidates if one is not None}
     if model is None:

@@ -1,4 +1,4 @@
-"""A model that is loaded when it is needed, once, and asked often: what every verb works with."""
+"""A model that is loaded once, when it is first needed, and answers many questions. Every verb works with it."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ class LazyModel:
 
     @cached_property
     def chosen(self) -> ChosenEngine:
-        """The engine, its options, and the model as far as it is known without weights; refuses what cannot be."""
+        """The engine, its options, and what is known of the model without weights; refuses what cannot work."""
         return self._choice if self.replicas is None else self.replicas.chosen
 
     @property

@@ -175,7 +175,7 @@ def require_standing(output: Output, kind: FileKind, data: bytes | About | None)
 def write_files(
     texts: Mapping[Any, str], flag: str, kind: FileKind, *, in_run: bool = False, fresh: bool = False
 ) -> list[Output]:
-    """Writes several files with names of ours (Path or RemotePath), or none if one must stay that is not ours.
+    """Writes files under names that scoremode chose (Path or RemotePath), or none if a file of others has one of them.
 
     A file that shows something else stays, and the new one is written beside it, unless ``fresh``.
     """

@@ -88,7 +88,7 @@ def plan_question(subject: Subject, question: Question, memory: LastTokens | Non
 
 
 def _check_prompted(corpus: Corpus, question: Question) -> None:
-    """Refuses what texts that have prompts as context cannot have."""
+    """Refuses settings that do not fit texts whose prompts are context."""
     if question.rule.name != DEFAULT_METHOD:
         what = f"{question.rule.name} does not score {corpus.name}, whose prompts are context"
         raise MethodError(what, fix=f"use --method {DEFAULT_METHOD}")

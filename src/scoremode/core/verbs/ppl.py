@@ -28,7 +28,7 @@ def ppl(
 ) -> Run:
     """Score a text with a model by a named method.
 
-    ``arguments`` are those of a question (corpus or text, method, context_length, stride, …) and the engine's options
+    ``arguments`` say what to score (corpus or text, method, context_length, stride, …) and set the engine's options
     (dtype, device, …). A run is kept in ``out`` (else in the cache folder) and read from there when it is asked for
     again; ``fresh`` scores it again and replaces it. ``engine`` may also be an Engine of your own: it is always asked,
     because only you know what it is, and it has its options already. Without ``out`` its run is not kept. ``model`` may

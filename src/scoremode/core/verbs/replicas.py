@@ -63,7 +63,7 @@ class Worker:
 
     methods: Any  # an object whose methods are called by name; ``close`` is the last
     facts: EngineFacts
-    about: Any = None  # what else the driver must know of it
+    about: Any = None  # other facts about the worker that the driver needs
 
 
 OpenWorker = Callable[["ChosenEngine", "Work"], Worker]

@@ -61,7 +61,7 @@ class PagedCache:
             kind = {"layer_type": CacheLayer_quant, "k_bits": bits[0], "v_bits": bits[1]}
         self._cache = exllamav3.Cache(model, max_num_tokens=self.tokens, max_batch_size=sequences, **kind)
         columns = -(-each // TABLE_STEP) * TABLE_STEP
-        self._pages = torch.zeros(sequences, columns, dtype=torch.int32)  # no kernel reads the columns after its pages
+        self._pages = torch.zeros(sequences, columns, dtype=torch.int32)  # kernels read only columns that have a page
         self._pages[:, :each] = torch.arange(sequences * each, dtype=torch.int32).view(sequences, each)
 
     @contextlib.contextmanager
@@ -120,7 +120,7 @@ class ExllamaEngine(StepEngine):
     ) -> None:
         self.path = path
         self.cache: PagedCache | None = None
-        with contextlib.redirect_stdout(sys.stderr):  # it prints while it compiles and loads
+        with contextlib.redirect_stdout(sys.stderr):  # ExLlamaV3 prints while it compiles and loads
             self.config, self.model = _prepare(facts)
             if path is not None:  # a cache gets its memory while the model is loaded
                 self.cache = PagedCache(self.model, path.sequences, max(longest, *STEPPED), bits)
@@ -188,7 +188,7 @@ class ExllamaEngine(StepEngine):
         some = PROBE_TOKENS // 4
         tail = self._logits(ids, some).float() - whole[-some:]
         if float(tail.abs().max() / size) > SLACK:
-            raise EngineError("ExLlamaV3 gives other logits for the last rows alone", fix="report this model")
+            raise EngineError("ExLlamaV3 gives other logits if it computes only the last rows", fix="report this model")
         ids[-1] = (ids[-1] + 1) % self.vocabulary
         return judge_probe(whole, self._logits(ids).float()[:-1], SLACK)
 
@@ -204,7 +204,7 @@ class ExllamaEngine(StepEngine):
                     yield feed.rows, logits[:, : self.vocabulary]
 
     def _require_steps(self) -> None:
-        """Refuse a model that computes something else if it is fed token by token; a quantized cache may move it."""
+        """Refuse a model whose logits differ if it is fed token by token; with a quantized cache, they may."""
         assert self.cache is not None, "the decode path has one"
         lengths = STEPPED[: self.cache.sequences]
         ids = [(np.arange(length, dtype=np.int32) * 7 + 3) % self.vocabulary for length in lengths]

@@ -86,7 +86,7 @@ class LlamaCppPlugin(EnginePlugin):
         from scoremode.engines.llamacpp.small_gguf import write_small_gguf
 
         file = write_small_gguf(checkpoint, checkpoint / "small.gguf")
-        return SelfTest(str(file), {"cache_type_k": "f32", "cache_type_v": "f32"})  # the judge rounds none of them
+        return SelfTest(str(file), {"cache_type_k": "f32", "cache_type_v": "f32"})  # the exact scores round neither
 
 
 def context_for(subject: Subject, work: Work) -> int:

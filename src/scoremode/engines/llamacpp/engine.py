@@ -124,7 +124,7 @@ class LlamaCppEngine(StepEngine):
 
     def _self_test(self) -> tuple[str, ...]:
         """Check that logits read together equal those read row by row, and that no row depends on later tokens."""
-        count = min(PROBE_TOKENS, self.at_once)  # more in one decode would end the process
+        count = min(PROBE_TOKENS, self.at_once)  # more tokens in one decode would end the process
         ids = (np.arange(count, dtype=np.int32) * 7 + 3) % self.vocabulary
         rows = np.arange(count, dtype=np.int32)
         together = self._decode(ids, 0, rows).clone()

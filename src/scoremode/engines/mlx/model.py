@@ -163,7 +163,7 @@ class RecordedModel:
         except AttributeError:  # it reads the numbers of the matrix, instead of calling it
             is_same = False
         if not is_same and bool(mx.isfinite(expected.astype(mx.float32)).all()):
-            raise EngineError(f"the logits of {self.name} are not those of its head", fix=REPORT)
+            raise EngineError(f"the head found in {self.name} does not give its logits", fix=REPORT)
         return to_torch(states), to_torch(expected.astype(mx.float32))
 
     def states(self, ids: Ids, cache: Any = None) -> Any:

@@ -17,7 +17,7 @@ from scoremode.engines.server.served import MOST, RefusedError, ask, score
 from scoremode.errors import EngineError
 from scoremode.values import Floats
 
-REFUSED = frozenset({500, 501})  # how some servers answer a question that they do not know: not asked again
+REFUSED = frozenset({500, 501})  # how some servers refuse an unknown kind of request: it is not sent again
 MOST_BYTES = 64 << 20  # of a list of all tokens
 MOST_TARGETS = 4096  # of one row of a service, which counts the rank of each
 MOST_ANSWERS = 1 << 17  # of one request of a check

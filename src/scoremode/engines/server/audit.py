@@ -6,7 +6,7 @@ the first tokens     the same scores alone                                      
 the whole window     the same scores with another last token                        a long window; then rarely
 a part of it         other scores without the tokens before it, and worse ones      24 tokens, or half of the window
 
-No server can tell beforehand which: the draws differ in each process, and change no number.
+The server cannot predict which windows: the draws differ in each process, and they change no score.
 """
 
 from __future__ import annotations

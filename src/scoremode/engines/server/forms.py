@@ -25,7 +25,7 @@ COMPLETIONS, GENERATE = "/v1/completions", "/generate"
 LONGEST_NAME = 4096  # characters; a name may be a path
 FLOOR = -9999.0  # this value and lower ones mean probability zero
 ROUNDING = 1e-4  # nats; a log-probability may be this far above 0
-AGREEMENT = 1e-3  # nats; a token's own score may be this far from its score among the likeliest tokens
+AGREEMENT = 1e-3  # nats; a token's own score and its entry among the likeliest tokens may differ by this
 
 Likely = list[dict[str, float]]
 """For each of tokens 1, 2, …, the log-probabilities of the likeliest tokens there, by their ids."""

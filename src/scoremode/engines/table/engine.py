@@ -141,7 +141,7 @@ class TableEngine(Engine):
 
 
 def closed_form(logp: Floats) -> dict[str, Raw]:
-    """The columns of lines of log-probabilities: ranks of all ids, entropies and first choices."""
+    """Columns computed from rows of log-probabilities: the ranks of all ids, entropies and first choices."""
     p = np.exp(logp)
     order = np.argsort(-logp, axis=1, kind="stable")  # ties go to the lower id
     ranks = np.broadcast_to(np.arange(1, logp.shape[1] + 1, dtype=np.int32), logp.shape)

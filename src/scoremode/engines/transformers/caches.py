@@ -68,7 +68,7 @@ class CacheKind:
         return {**settings, "hqq": version("hqq")}
 
     def note(self, longest: int, prefilled: int) -> str | None:
-        """Returns a note if windows of at most ``longest`` fed tokens never read a quantized token that was decoded."""
+        """Returns a note if windows of at most ``longest`` tokens end before a decoded token is quantized and read."""
         if self.name is None or longest > prefilled + RESIDUAL:
             return None
         first = "the first token was" if prefilled == 1 else f"the first {prefilled} tokens were"

@@ -9,7 +9,7 @@ The smallest design that needs no fork:
 - A prompt gives logits after its last token alone. Earlier rows are requested like rows of a cached prefix: each with a
   prompt that ends there, so each of them costs a prefill of its own (``Job.take``).
 - Requests, jobs, divergences, hidden states and the self-test are those of the prefill path (engine.py). Only what is
-  sent and how lines come back differs. So both paths share one head, one set of columns, one judge.
+  sent and how lines come back differs. So both paths share one head, one set of columns and one self-test.
 - A finished request brings the token ids that vLLM sampled. They must be the window's own: if vLLM did not do as it
   was told, the run stops instead of storing numbers of another text.
 - What cannot be right is refused before vLLM starts (``support.check_decode``).

@@ -400,7 +400,7 @@ def shortened(whole: Window, step: int) -> Window:
 def rows_in_other_steps(whole: Window, short: Window, step: int) -> Bools:
     """Which remaining rows are certainly computed in a different step: those of the last step, if it is shorter."""
     missing = len(whole.ids) - len(short.ids)
-    if missing < (8 if len(whole.ids) <= GRAPHS else 16):  # with fewer, padding could restore the usual step size
+    if missing < (8 if len(whole.ids) <= GRAPHS else 16):  # padding could make up for so few missing tokens
         return np.zeros(len(short.rows), np.bool_)
     last_step: Bools = short.rows >= (len(short.ids) - 1) // step * step
     return last_step

@@ -87,7 +87,7 @@ class Sequence:
 class Texts:
     """The texts that are being replayed, as tables with a line per text, so that a step looks all its rows up at once.
 
-    A text's line is used again when the text was fetched.
+    When a text has been fetched, its line is used for another text.
     """
 
     def __init__(self) -> None:

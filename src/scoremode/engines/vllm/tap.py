@@ -57,7 +57,7 @@ class Tap:
     def __init__(self, model: Any, exact: bool) -> None:
         self._model = model
         self._exact = exact
-        self._mode = "stock"  # "shard", "gather" or "matrix" during our own calls; a worker is single-threaded
+        self._mode = "stock"  # "shard", "gather" or "matrix" during our own calls; safe, as a worker has one thread
         self._shard: Shard | None = None
         processors = [m for m in model.modules() if isinstance(m, LogitsProcessor)]
         for processor in processors:

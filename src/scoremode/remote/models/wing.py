@@ -1,4 +1,4 @@
-"""What names of models elsewhere hand over to the house."""
+"""Declares what names of models elsewhere add to scoremode: see core/extensions.py."""
 
 from scoremode.core.extensions import NamesOffer, Wing
 

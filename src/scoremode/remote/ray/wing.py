@@ -1,4 +1,4 @@
-"""What replicas hand over to the house."""
+"""Declares what replicas add to scoremode: see core/extensions.py."""
 
 from scoremode.core.extensions import ReplicasOffer, Wing
 

@@ -1,4 +1,4 @@
-"""What the service hands over to the house."""
+"""Declares what the service adds to scoremode: see core/extensions.py."""
 
 from scoremode.core.extensions import VerbEntry, Wing
 

@@ -1,4 +1,4 @@
-"""What stores behind URIs hand over to the house."""
+"""Declares what stores behind URIs add to scoremode: see core/extensions.py."""
 
 from scoremode.core.extensions import StoreOffer, Wing
 

@@ -33,7 +33,7 @@ PLACES = {"low": (-1.0, LARGEST), "one": (1 / LARGEST, LARGEST), "high": (0.0, 1
 CANNOT = "not a number that can be drawn"
 
 MOST_NAMES = 12  # in a drawing
-# where the text of a mark begins, and its base line: from the mark, and in widths of the text
+# places for a mark's text: its start (x from the mark, x in widths of the text), and its base line (y from the mark)
 BESIDE = ((9, 0, -5), (-9, -1, -5), (9, 0, 14), (-9, -1, 14), (0, -0.5, -11), (0, -0.5, 20))
 
 FRAME = Frame(width=560, height=380, left=62, right=14, top=30, bottom=48)
@@ -209,7 +209,7 @@ class SizeChart:
 
     @cached_property
     def numbers(self) -> list[tuple[float, float, str]]:
-        """Where the number of each mark stands; they may cover others if there is no room."""
+        """The position of each mark's number. If there is no room for all, numbers may cover marks or each other."""
         texts = [str(point.number) for point in self.points]
         positions, usual = self._beside(texts, 11, 16), zip(self.places, texts, strict=True)
         return positions if len(positions) == len(texts) else [(x + 9, y - 5, text) for (x, y), text in usual]

@@ -1,4 +1,4 @@
-"""What the page hands over to the house."""
+"""Declares what the HTML page adds to scoremode: see core/extensions.py."""
 
 from scoremode.core.extensions import PageOffer, Wing
 

@@ -1,4 +1,4 @@
-"""What attributions hand over to the house."""
+"""Declares what attributions add to scoremode: see core/extensions.py."""
 
 from scoremode.core.extensions import CacheFiles, PageOffer, VerbEntry, Wing
 

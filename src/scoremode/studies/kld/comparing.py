@@ -149,7 +149,7 @@ class BaseLogitsEngine(Engine):
 
     def score(self, source: WindowSource, done: Bools, want: Wanted = SCORES) -> Iterator[tuple[int, Answers]]:
         if want != SCORES:
-            raise EngineError("a file of base logits has scores only", fix="name a model")
+            raise EngineError("a file of base logits gives scores and nothing else", fix="name a model")
         seen = Coarseness()
         for index in range(len(source)):  # done or not: the notes are about all of the file
             window = source.window(index)

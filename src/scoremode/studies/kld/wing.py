@@ -1,4 +1,4 @@
-"""What llama.cpp's files of base logits hand over to the house."""
+"""Declares what llama.cpp's files of base logits add to scoremode: see core/extensions.py."""
 
 from scoremode.core.extensions import BaselineOffer, FormatOffer, Wing
 

@@ -79,7 +79,7 @@ class SettingNoise:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """The noise of every setting on one plan; the first setting is the reference."""
+    """How much the scores of one plan move under every setting, compared with the first setting."""
 
     model: str
     corpus: str

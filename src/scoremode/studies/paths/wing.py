@@ -1,4 +1,4 @@
-"""What paths hand over to the house."""
+"""Declares what the study of paths adds to scoremode: see core/extensions.py."""
 
 from scoremode.core.extensions import VerbEntry, Wing
 

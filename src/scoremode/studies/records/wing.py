@@ -1,4 +1,4 @@
-"""What records hand over to the house."""
+"""Declares what records add to scoremode: see core/extensions.py."""
 
 from scoremode.core.extensions import FormatOffer, Wing
 

@@ -268,7 +268,7 @@ def mismatch(
 
     ``rollouts`` are texts of ``sm.rollouts``, or their folder.
     ``trainer`` is a model that reads the texts by prefill (a name, ``sm.open``, ``sm.wrap``), a run that scored the
-    rollouts, or a comparison of their writer with the trainer on them, which has the exact KL.
+    texts, or a comparison, on these texts, of their writer with the trainer, which has the exact KL.
     ``clip`` is the range of importance ratios outside of which tokens are counted.
 
     >>> sm.mismatch(rollouts, sm.wrap(hf_model, tokenizer)).failures("k3 > 0.015 surely")      # doctest: +SKIP

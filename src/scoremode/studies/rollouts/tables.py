@@ -87,7 +87,7 @@ def text_ratios_blocks(readers: Sequence[tuple[int, str, str, Fields]]) -> list[
 
 
 def example_words(reading: Reading) -> list[tuple[str, str]]:
-    """For each example the text before it, and what was written there and what the reader prefers."""
+    """For each example, the text before it, and a sentence on what was written there and what the reader prefers."""
     examples = []
     for example in reading.examples:
         written, prefers = repr(example.written), repr(example.prefers)

@@ -53,7 +53,7 @@ MOST_IDS = 1 << 22  # more than any vocabulary has: a table of larger ids would 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rollouts:
-    """Texts that a model wrote: one entry for each text in every list, sorted by prompt and sample.
+    """Texts that a model wrote: every list has one entry per text, in the order of prompts and samples.
 
     >>> import scoremode as sm
     >>> written = sm.Rollouts.open("runs/written")                                                # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""What rollouts hand over to the house."""
+"""Declares what rollouts add to scoremode: see core/extensions.py."""
 
 from scoremode.core.extensions import PageOffer, PartOffer, TextOffer, VerbEntry, Wing
 

@@ -1,4 +1,4 @@
-"""What tasks hand over to the house."""
+"""Declares what tasks add to scoremode: see core/extensions.py."""
 
 from scoremode.core.extensions import PageOffer, VerbEntry, Wing
 

@@ -22,7 +22,7 @@ ROUTER = re.compile(r"\.(gate|router|shared_expert_gate)\.weight$")  # tells tok
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 OUTER = re.compile(r"^((model|transformer|language_model)\.)+")  # modules that files leave out, or name otherwise
 OTHER = "give a version of the baseline: the same architecture, other weights"
-OF_A_MATRIX = {"weight", *PACKED, *BESIDE_WEIGHTS}  # the names of tensors that store a matrix, with its scales
+OF_A_MATRIX = {"weight", *PACKED, *BESIDE_WEIGHTS}  # names of the tensors that store a matrix and its scales
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from scoremode.studies.rollouts.writing import DrawingRules, Tell, Writer, Writi
 from scoremode.values import Bools, Ids
 
 FETCHED = 64  # texts that have ended, at most, before what belongs to them is fetched: each time, vLLM stands still
-PATIENCE = 5.0  # seconds that an ended text waits to be fetched: a kill loses no more than these
+PATIENCE = 5.0  # seconds; the longest that a finished text waits to be fetched: a kill loses what waits
 
 NOT_WHILE_WRITING = {
     "speculative_config": "tokens that are guessed ahead are drawn by another rule",
