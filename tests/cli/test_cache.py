@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from scoremode.core.disk.folders import ABOUT
 from tests.command_line import Command, Refused
 
 DAY = 86_400.0
@@ -57,6 +58,13 @@ def test_as_json(command: Command, root: Path) -> None:
     assert entry["age_seconds"] == pytest.approx(2 * DAY, abs=60)
     assert found["totals"]["runs"] == {"entries": 1, "size": entry["size"]}
     assert found["size"] == sum(entry["size"] for entry in found["entries"])
+
+
+def test_an_unfinished_entry_says_what_it_is_of(command: Command, root: Path) -> None:
+    folder = root / kept(command, "a text")
+    (folder / "manifest.json").rename(folder / ABOUT)
+    entries = {entry["kind"]: entry for entry in command("cache", "--json").json["entries"]}
+    assert entries["runs"]["contents"] == "unfinished: table:uniform, text, sliding-once, table"
 
 
 def test_only_one_kind(command: Command) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -96,25 +95,6 @@ def test_a_signal_during_imports_is_one_line(tmp_path: Path, module: str, number
     process = start(finder, *ASKED, "--out", tmp_path / "run", process=subprocess.Popen)
     assert complaint_of(process) == LINES[number].replace(RESUME, "nothing new was kept yet")
     assert process.returncode == 128 + number
-
-
-def test_an_unfinished_entry_of_the_cache_says_what_it_is_of(tmp_path: Path) -> None:
-    environment = {**os.environ, "SCOREMODE_CACHE": str(tmp_path / "cache")}
-    process = start(SLOW.replace("WINDOW_SECONDS", "60"), *ASKED, env=environment)
-    assert process.stderr is not None
-    assert process.stderr.readline() == "scored\n"
-
-    def listed() -> list[str]:
-        code = [sys.executable, "-c", ENTRY, "cache", "--json"]
-        done = forked.run(code, capture_output=True, check=True, env=environment)
-        return [entry["contents"] for entry in json.loads(done.stdout)["entries"]]
-
-    process.kill()
-    process.communicate(timeout=60)
-    assert listed() == ["unfinished: table:uniform, text, sliding-once, table"]
-    forked.run([sys.executable, "-c", ENTRY, *ASKED], capture_output=True, check=True, env=environment)
-    assert listed() == ["table:uniform, text, sliding-once, table"]
-    assert not list((tmp_path / "cache").rglob(".about.json"))
 
 
 def test_a_second_signal_ends_a_clean_up_at_once(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from scoremode.core.statistics.groups import FEWEST
 from scoremode.core.text.corpus import DEFAULT_NOTE
-from scoremode.errors import harmless
+from scoremode.errors import harmless, listed
 from scoremode.values import rounded
 
 if TYPE_CHECKING:
@@ -40,11 +40,9 @@ def too_few(groups: int | None, kind: str = "groups") -> str:
     return f"{counted(groups or 0, kind)} {gives} no ± ({FEWEST} are needed)"
 
 
-def listed(names: Sequence[str]) -> str:
+def in_title(names: Sequence[str]) -> str:
     """Names for a title: ``a, b and c``; only their number if there are more than three."""
-    if len(names) > 3:
-        return f"{len(names)} candidates"
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    return f"{len(names)} candidates" if len(names) > 3 else listed(names)
 
 
 def shown(text: str) -> str:
