@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from scoremode import errors
-from scoremode.cli.parser import BAD_INPUT, MOST_REPEATED, Parser, add_help_flags, in_our_words, overview
+from scoremode.cli.parser import BAD_INPUT, MOST_REPEATED, Parser, add_help_flags, examples_help, in_our_words
 from scoremode.console import signals, streams
 from scoremode.console.flags import HAS_PAGES, Verb
 from scoremode.core import extensions
@@ -88,7 +88,18 @@ class MainParser(Parser):
     """The parser of scoremode itself, whose help lists the verbs in groups."""
 
     def format_help(self) -> str:
-        return overview(self, GROUPS, EXAMPLES)
+        (verbs,) = (action for action in self._actions if isinstance(action, argparse._SubParsersAction))
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, [])
+        formatter.add_text(self.description)
+        for title, names in GROUPS.items():
+            formatter.start_section(title)
+            formatter.add_arguments([choice for choice in verbs._choices_actions if choice.dest in names])
+            formatter.end_section()
+        formatter.start_section("more")
+        formatter.add_arguments([action for action in self._actions if action.option_strings])
+        formatter.end_section()
+        return formatter.format_help() + examples_help(EXAMPLES)
 
 
 def build_parser(wanted: str | None = None) -> Parser:
