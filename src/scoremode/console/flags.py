@@ -26,7 +26,7 @@ class Verb:
     """A command of the command line: its help, its flags, and its work; its ``VerbEntry`` has its line of help."""
 
     epilog: str | None = None
-    examples: tuple[str, ...] = ()  # two, or one where there is nothing else to show
+    examples: tuple[str, ...] = ()  # two
     everyday: tuple[str, ...] | None = None  # flags that --help shows; None: all of them. --help-all shows all
     passes_on = False  # are flags that are not ours those of another program?
     passes_all_on = False  # are all of them? ``words`` has them

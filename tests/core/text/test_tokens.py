@@ -281,8 +281,6 @@ def test_a_document_that_was_joined_is_not_cut() -> None:
     joined = Document("one two", joined_at=(4,))
     with pytest.raises(OptionError, match="joins all texts"):
         first_tokens(tokenize([joined], ByteTokenizer(), special=False), 3)
-    with pytest.raises(OptionError, match="leaves no text"):
-        first_tokens(tokenize([Document("one two")], ByteTokenizer(), special=False), 0)
 
 
 # ── words ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -18,13 +18,8 @@ from scoremode.values import Ids, Ints
 
 def choose_sizes(method: Method, context: int | None, stride: int | None, model_context: int | None) -> WindowSizes:
     """Chooses window and stride: the user's, else the recipe's. The window is never longer than the model's context."""
-    if stride is not None and method.stride is None:
-        fix = "leave --stride out, or use --method sliding-once"
-        raise MethodError(f"{method.name} has no stride to choose", fix=fix)
     if model_context is not None and model_context < 2:
         raise ModelError("the model's context of 1 token leaves no room for a target", fix="choose another model")
-    if context is not None and context < 2:
-        raise MethodError(f"--context-length {context} leaves no room for a target", fix="give 2 or more")
     chosen = context or method.context or model_context
     if chosen is None:
         raise MethodError("this model does not say how long its context is", fix="give --context-length")
@@ -37,8 +32,6 @@ def choose_sizes(method: Method, context: int | None, stride: int | None, model_
                 f"{whose} is longer than the model's {model_context}", fix=f"give --context-length {model_context}"
             )
     step = stride if stride is not None else min(method.stride or chosen, chosen)
-    if step < 1:
-        raise MethodError(f"--stride {step} never advances", fix="give 1 or more")
     if step > chosen:
         raise MethodError(
             f"--stride {step} is larger than the context of {chosen} and would skip tokens",
@@ -58,8 +51,6 @@ def make_plan(
     path: DecodePath | None = None,
 ) -> Plan:
     """Makes a method's plan over tokens. ``max_windows`` 0 means all windows, None means the recipe's own limit."""
-    if max_windows is not None and max_windows < 0:
-        raise MethodError(f"--max-windows {max_windows} is negative", fix="give 0 for all windows")
     sizes = choose_sizes(method, context_length, stride, model_context)
     cut = method.windows(tokens, sizes)
     spans = cut if isinstance(cut, WindowSpans) else WindowSpans.of(cut)

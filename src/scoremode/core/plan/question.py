@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from scoremode.core.options import KnownOption, chosen_of, option, options_of
 from scoremode.core.plan.path import DecodePath, read_path
 from scoremode.core.text.corpus import Corpus, CorpusSource, TextSelection, default
-from scoremode.errors import UnknownArgumentError, did_you_mean
+from scoremode.errors import MethodError, OptionError, UnknownArgumentError, did_you_mean
 
 if TYPE_CHECKING:  # ``--help`` reads the fields, and must not wait for NumPy
     from scoremode.core.plan.recipes import Method
@@ -51,7 +51,23 @@ class Question(TextSelection):
 
     def __post_init__(self) -> None:
         _ = self.rule, self.decode_path, self.slices  # each refuses what it cannot read
+        self._check_numbers()
         super().__post_init__()
+
+    def _check_numbers(self) -> None:
+        """Refuses numbers that no plan can have."""
+        context, stride, most, length = self.context_length, self.stride, self.max_windows, self.document_tokens
+        if context is not None and context < 2:
+            raise MethodError(f"--context-length {context} leaves no room for a target", fix="give 2 or more")
+        if stride is not None and self.rule.stride is None:
+            fix = f"leave --stride out, or use --method {DEFAULT_METHOD}"
+            raise MethodError(f"{self.rule.name} has no stride to choose", fix=fix)
+        if stride is not None and stride < 1:
+            raise MethodError(f"--stride {stride} never advances", fix="give 1 or more")
+        if most is not None and most < 0:
+            raise MethodError(f"--max-windows {most} is negative", fix="give 0 for all windows")
+        if length is not None and length < 1:
+            raise OptionError(f"--document-tokens {length} leaves no text", fix="give 2 or more")
 
     @classmethod
     def options(cls) -> dict[str, KnownOption]:

@@ -121,8 +121,6 @@ def first_tokens(tokens: Tokens, limit: int) -> tuple[Tokens, int]:
     """
     if tokens.joined_at is not None:
         raise OptionError("--document-tokens: the method joins all texts into one document", fix="use sliding-once")
-    if limit < 1:
-        raise OptionError(f"--document-tokens {limit} leaves no text", fix="give 2 or more")
     lengths = np.diff(tokens.doc_starts)
     cut_lengths = np.minimum(lengths, limit)
     inside = np.arange(len(tokens)) - np.repeat(tokens.doc_starts[:-1], lengths) < limit

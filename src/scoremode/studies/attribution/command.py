@@ -60,8 +60,10 @@ class AttributeVerb(Verb):
             self._unswapped(parsed, output)
             return
         from scoremode.studies.attribution.attribute import attribute
+        from scoremode.studies.attribution.recipe import Budget, write_tools
         from scoremode.studies.attribution.tables import attribution_blocks
 
+        Budget(parsed.bits_budget, parsed.kl_budget).check(parsed.write_recipe)
         with progress_bar("swapping") as progress:
             attribution = attribute(
                 parsed.baseline,
@@ -69,7 +71,6 @@ class AttributeVerb(Verb):
                 by=parsed.by or "layer",
                 bits_budget=parsed.bits_budget,
                 kl_budget=parsed.kl_budget,
-                write_recipe=parsed.write_recipe,
                 out=parsed.out,
                 fresh=parsed.fresh,
                 progress=progress,
@@ -77,6 +78,8 @@ class AttributeVerb(Verb):
                 **flags.model_arguments(parsed),
             )
         show(parsed, attribution.as_json, lambda: attribution_blocks(attribution))
+        if parsed.write_recipe is not None and attribution.recipe is not None:  # the table is shown whatever happens
+            write_tools(attribution.recipe, parsed.write_recipe)
         if output:
             from scoremode.studies.attribution.page import render_attribution
 
