@@ -151,29 +151,13 @@ def test_a_parquet_file_cut_short(refused: Refused, tmp_path: Path, keep: float)
 
 
 # ── what is not a file ───────────────────────────────────────────────────────────────────────────────────────────────
-def a_folder(path: Path) -> None:
-    path.mkdir()
-
-
-def a_pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def a_loop(path: Path) -> None:
-    path.symlink_to(path)
-
-
-def a_dead_link(path: Path) -> None:
-    path.symlink_to(path.parent / "nowhere")
-
-
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (a_folder, "contains no text; put files there"),
-        (a_pipe, "cannot be read (it is not a plain file); name a plain file"),
-        (a_loop, "Too many levels of symbolic links"),
-        (a_dead_link, "there is no corpus or file"),
+        (lambda path: path.mkdir(), "contains no text; put files there"),
+        (os.mkfifo, "cannot be read (it is not a plain file); name a plain file"),
+        (lambda path: path.symlink_to(path), "Too many levels of symbolic links"),
+        (lambda path: path.symlink_to(path.parent / "nowhere"), "there is no corpus or file"),
         (lambda _: None, "there is no corpus or file"),
     ],
 )

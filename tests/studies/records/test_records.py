@@ -17,7 +17,6 @@ import pytest
 import scoremode as sm
 from scoremode.core.disk.manifests import is_sealed, sealed
 from scoremode.studies.records.reading import (
-    _named,
     blocks,
     distinct_names,
     facts,
@@ -224,19 +223,6 @@ def test_records_of_mlx_kld_are_marked_as_theirs(written: Write, command: Comman
     assert "floor (0.0018 nats)" in said
     theirs.write_text(json.dumps({**MLX_KLD, "kld": {"mean": float("nan")}}))
     assert command("report", theirs).code == 2
-
-
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        ("Qwen/X", ("Qwen/X", "")),
-        ("mlx-community/X/", ("mlx-community/X", "")),
-        ("/home/me/models/X/", ("X", "")),
-        ("/cache/models--Qwen--X/snapshots/0abc", ("Qwen/X", "0abc")),
-    ],
-)
-def test_a_baseline_of_mlx_kld_has_its_organization(path: str, name: tuple[str, str]) -> None:
-    assert _named(path) == name
 
 
 # ── records from anybody ─────────────────────────────────────────────────────────────────────────────────────────────
