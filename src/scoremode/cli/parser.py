@@ -11,7 +11,7 @@ import difflib
 import re
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from scoremode.console.flags import Verb
@@ -58,14 +58,15 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """The help of a verb: its everyday flags alone, or all of them; then its examples."""
-        everyday = None if self.shows_all else self.verb.everyday
+        everyday = None if self.shows_all or self.verb.everyday is None else {*EVERYDAY, *self.verb.everyday}
         formatter = self._get_formatter()
         formatter.add_usage(_usage(self), self._actions, [])
         formatter.add_text(self.description)
         # the flags that every verb has come last, before them those of one engine each
         groups = sorted(self._action_groups[1:], key=lambda group: _place(self, group))
         for group in [self._action_groups[0], *groups]:
-            shown = [action for action in group._group_actions if everyday is None or _is_shown(action, everyday)]
+            actions = group._group_actions
+            shown = [a for a in actions if everyday is None or not a.option_strings or everyday & {*a.option_strings}]
             if shown:
                 titles = {self._positionals: "arguments", self._optionals: "more"}
                 formatter.start_section(titles.get(group, group.title))
@@ -265,10 +266,6 @@ class ShowEverything(argparse.Action):
         parser.shows_all = True
         parser.print_help()
         parser.exit()
-
-
-def _is_shown(action: argparse.Action, everyday: Collection[str]) -> bool:
-    return not action.option_strings or any(flag in (*EVERYDAY, *everyday) for flag in action.option_strings)
 
 
 def _place(parser: argparse.ArgumentParser, group: argparse._ArgumentGroup) -> int:

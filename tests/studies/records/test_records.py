@@ -16,15 +16,7 @@ import pytest
 
 import scoremode as sm
 from scoremode.core.disk.manifests import is_sealed, sealed
-from scoremode.studies.records.reading import (
-    blocks,
-    distinct_names,
-    facts,
-    group_notes,
-    group_table,
-    grouped,
-    read,
-)
+from scoremode.studies.records.reading import blocks, distinct_names, facts, group_notes, group_table, grouped, read
 from tests.command_line import Command, Refused
 
 BASE, CANDIDATE = "table:uniform", "table:successor"
