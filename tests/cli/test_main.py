@@ -28,18 +28,6 @@ def run(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
     )
 
 
-KNOWN_FLAGS = (
-    *("--context-length", "--stride", "--num-samples", "--dataset", "--dataset-config", "--text", "--dtype"),
-    *("--tensor-parallel-size", "--gpu-memory-utilization", "--quantization", "--trust-remote-code"),
-)
-
-
-@pytest.mark.parametrize("verb", ["ppl", "plan"])
-def test_flags_keep_the_names_that_people_know(command: Command, verb: str) -> None:
-    shown = command(verb, "--help-all").out
-    assert [flag for flag in KNOWN_FLAGS if f" {flag}" not in shown] == []
-
-
 def test_the_version_is_printed(command: Command) -> None:
     assert command("--version").out == f"scoremode {__version__}\n"
 

@@ -58,12 +58,6 @@ def test_the_embedded_model_answers_to_its_name(command: Command) -> None:
 
 
 # ── the table ────────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_the_table_is_for_people(command: Command, stories: Path) -> None:
-    out = command("ppl", stories, "--text", TEXT).out
-    promised = ("perplexity", "bits per byte", "tokens scored", "tokens/s")
-    assert [word for word in promised if word not in out] == []
-
-
 def test_a_text_of_one_word_is_not_called_impossible(command: Command) -> None:
     """Its only word begins at the first token, which has no score: words are unknown, but no target is impossible."""
     assert "probability zero" not in command("ppl", "table:uniform", "--text", "aaaa").out

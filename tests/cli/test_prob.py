@@ -20,11 +20,6 @@ def test_json_is_a_list_of_objects_with_the_promised_facts(command: Command, sto
         assert all(token.keys() >= {"id", "text", "logprob", "rank"} for token in found["tokens"])
 
 
-def test_the_table_shows_targets_with_their_tokens(command: Command) -> None:
-    out = command("prob", "table:uniform", "--prompt", "ab", "--target", "cd").out
-    assert [word for word in ("'cd'", "log prob", "perplexity", "'c' -5.545 #100") if word not in out] == []
-
-
 def test_the_file_and_the_screen_say_the_same(command: Command, tmp_path: Path) -> None:
     arguments = ["prob", "table:uniform", "--prompt", "ab", "--target", "c", "--target", "é\u2028", "--json"]
     printed = command(*arguments, "--out", tmp_path / "results.jsonl").json
