@@ -12,6 +12,8 @@ import pytest
 
 import scoremode
 from scoremode.cli.commands import COMMANDS, build_parser
+from scoremode.cli.parser import MAY_BE_EMPTY
+from scoremode.console.flags import RefusedSecret
 from tests.cli.test_help import WITHOUT_JSON
 from tests.command_line import Command, Refused
 
@@ -124,9 +126,6 @@ def test_the_model_is_found_wherever_it_stands(command: Command, arguments: list
 
 def test_every_flag_that_takes_a_string_refuses_nothing(refused: Refused) -> None:
     """Found in the parser itself, so that a new flag is here from its first day."""
-    from scoremode.cli.parser import MAY_BE_EMPTY
-    from scoremode.console.flags import RefusedSecret
-
     checked = set()
     verbs = next(a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction)).choices
     for verb, parser in verbs.items():

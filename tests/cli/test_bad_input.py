@@ -20,6 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from scoremode.core.text.corpus import load
+from scoremode.errors import CorpusError
 from tests import forked
 from tests.cli.test_main import PROGRAM, run
 from tests.command_line import Command, Refused
@@ -195,9 +197,6 @@ def test_a_file_that_may_not_be_read(refused: Refused, tmp_path: Path) -> None:
 
 def test_a_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
     """Hashed in one pass and cut into tokens in the next: the sha256 would belong to another text."""
-    from scoremode.core.text.corpus import load
-    from scoremode.errors import CorpusError
-
     (tmp_path / "a.txt").write_text("one two")
     corpus = load(str(tmp_path / "a.txt"))
     (tmp_path / "a.txt").write_text("one two three")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from scoremode.core.disk.folders import ABOUT
+from scoremode.core.disk.locks import Lock
 from tests.command_line import Command, Refused
 
 DAY = 86_400.0
@@ -105,8 +106,6 @@ def test_prune_says_what_it_removed_and_what_was_freed(command: Command, root: P
 
 
 def test_a_skipped_entry_is_said(command: Command, root: Path) -> None:
-    from scoremode.core.disk.locks import Lock
-
     path = kept(command, "a text", 40)
     lock = Lock(root / path / ".lock")
     assert lock.acquire()

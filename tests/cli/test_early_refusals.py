@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from scoremode.core.disk.folders import cache_folder
+from scoremode.core.engine.registry import find_engine, read_options
 
 HEAVY = ("torch", "transformers", "vllm", "lm_eval", "datasets", "tokenizers", "pyarrow")
 TYPED = {
@@ -64,8 +65,6 @@ def test_a_mistake_is_told_before_anything_heavy_is_imported(words: str, told: d
 
 @pytest.mark.parametrize(("typed", "stored"), [("fp16", "float16"), ("bf16", "bfloat16"), ("fp32", "float32")])
 def test_short_names_of_dtypes_are_stored_under_one_name(typed: str, stored: str) -> None:
-    from scoremode.core.engine.registry import find_engine, read_options
-
     for engine in ("transformers", "vllm"):
         options = read_options(find_engine(engine), {"dtype": typed})
         assert options.identity() == {"dtype": stored}

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from scoremode.cli import commands
 from scoremode.cli.commands import COMMANDS, GROUPS, build_parser, verb_of
 from tests.command_line import Command
 
@@ -93,7 +92,7 @@ def test_the_completion_script_knows_every_verb_and_flag(shell: str, command: Co
     pytest.importorskip("shtab")
     script = command("completion", shell).out
     wanted = {flag for verb in OURS for flag in flags_of(verb)} if shell != "fish" else set()
-    assert [name for name in {*commands.COMMANDS, *wanted} if name not in script] == []
+    assert [name for name in {*COMMANDS, *wanted} if name not in script] == []
 
 
 def test_bash_completes_verbs_flags_names_and_files(command: Command, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from scoremode.core.disk.manifests import sealed
 from scoremode.core.engine.registry import known_engines
 from scoremode.core.plan.recipes import METHODS
 from tests.command_line import Command, Refused
@@ -62,8 +63,6 @@ def test_a_run_of_a_later_format_is_refused(refused: Refused, kept: Path) -> Non
 
 def test_report_prints_no_control_characters_of_a_manifest(command: Command, tmp_path: Path) -> None:
     """A manifest that was changed and sealed again: every text in it that may be anything is one with ESC."""
-    from scoremode.core.disk.manifests import sealed
-
     command("ppl", "table:uniform", "--text", "abcdef", "--out", tmp_path / "run")
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     bad = "\x1b[2J\x9b"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -127,8 +128,6 @@ def test_a_file_that_may_not_grow_leaves_no_manifest(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 def test_a_terminal_sees_progress() -> None:
-    import pty
-
     main_end, other_end = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
     process = subprocess.Popen(

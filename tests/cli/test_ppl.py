@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from scoremode.core.disk.files import file_sha256
+from scoremode.core.text.tokenizer import HuggingFaceTokenizer
 from tests.command_line import Command, Refused
 
 TEXT = "Once upon a time there was a little girl named Lily."
@@ -57,7 +58,6 @@ def test_the_embedded_model_answers_to_its_name(command: Command) -> None:
     assert (found["model"], found["targets"], found["perplexity"] > 1) == ("smollm2-135m", 4, True)
 
 
-# ── the table ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_a_text_of_one_word_is_not_called_impossible(command: Command) -> None:
     """Its only word begins at the first token, which has no score: words are unknown, but no target is impossible."""
     assert "probability zero" not in command("ppl", "table:uniform", "--text", "aaaa").out
@@ -105,8 +105,6 @@ def test_nan_for_one_token_of_the_text_only_is_refused_too(refused: Refused, che
     """The embedding is untied first, so that the head is whole and a text without that token would pass."""
     config = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
-    from scoremode.core.text.tokenizer import HuggingFaceTokenizer
-
     spoiled = int(HuggingFaceTokenizer.load(checkpoint).encode(TEXT, special=True).ids[4])
 
     def spoil(weights: dict[str, torch.Tensor]) -> None:
@@ -128,7 +126,6 @@ def test_a_tokenizer_that_was_refused_does_not_occupy_the_run(
     assert command(*arguments).code == 0
 
 
-# ── bad options ──────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_remote_code_is_not_trusted_unless_asked(refused: Refused, checkpoint: Path, tmp_path: Path) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
     remote = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import scoremode as sm
+from scoremode.cli.main import main
 from scoremode.core.disk.manifests import is_sealed, sealed
 from scoremode.studies.records.reading import blocks, distinct_names, facts, group_notes, group_table, grouped, read
 from tests.command_line import Command, Refused
@@ -42,8 +43,6 @@ MLX_KLD = {
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A record of two tables."""
-    from scoremode.cli.main import main
-
     folder = tmp_path_factory.mktemp("made")
     words = ["compare", "table:uniform", "table:successor", "--text", "abcabd" * 9, "--records", str(folder), "--json"]
     assert main(words) == 0
@@ -103,8 +102,6 @@ def test_every_comparison_leaves_its_record(tmp_path: Path, command: Command) ->
 
 
 def test_a_record_is_there_before_anything_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from scoremode.cli.main import main
-
     class Closed(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError
