@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from scoremode.core.disk.folders import ABOUT
+from scoremode.core.disk.locks import Lock
 from tests.command_line import Command, Refused
 
 DAY = 86_400.0
@@ -59,6 +61,13 @@ def test_as_json(command: Command, root: Path) -> None:
     assert found["size"] == sum(entry["size"] for entry in found["entries"])
 
 
+def test_an_unfinished_entry_says_what_it_is_of(command: Command, root: Path) -> None:
+    folder = root / kept(command, "a text")
+    (folder / "manifest.json").rename(folder / ABOUT)
+    entries = {entry["kind"]: entry for entry in command("cache", "--json").json["entries"]}
+    assert entries["runs"]["contents"] == "unfinished: table:uniform, text, sliding-once, table"
+
+
 def test_only_one_kind(command: Command) -> None:
     kept(command, "a text")
     assert command("cache", "--kind", "references", "--json").json["entries"] == []
@@ -97,8 +106,6 @@ def test_prune_says_what_it_removed_and_what_was_freed(command: Command, root: P
 
 
 def test_a_skipped_entry_is_said(command: Command, root: Path) -> None:
-    from scoremode.core.disk.locks import Lock
-
     path = kept(command, "a text", 40)
     lock = Lock(root / path / ".lock")
     assert lock.acquire()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 
 from scoremode.core.engine.registry import known_engines
+from scoremode.engines.transformers.engine import TransformersEngine
+from scoremode.errors import EngineError, ModelError
 from tests import forked
 from tests.command_line import Command, Refused
 from tests.gguf_files import require_llamacpp
@@ -17,7 +20,6 @@ from tests.gguf_files import require_llamacpp
 @pytest.fixture(autouse=True)
 def without_vllm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its start takes half a minute; one test below is for it."""
-    from scoremode.errors import ModelError
 
     def missing() -> str:
         raise ModelError("needs vLLM", fix="pip install '.[vllm]'")
@@ -62,8 +64,6 @@ def test_nothing_is_left_behind(command: Command, monkeypatch: pytest.MonkeyPatc
 
 
 def _wrong(change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from scoremode.engines.transformers.engine import TransformersEngine
-
     score = TransformersEngine.score
 
     def changed(self: TransformersEngine, *arguments: Any) -> Any:
@@ -73,8 +73,6 @@ def _wrong(change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_scores_shifted_by_one_are_found_out(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataclasses import replace
-
     _wrong(lambda answers: replace(answers, logprob=np.roll(answers.logprob, 1, axis=0)), monkeypatch)
     outcome = command("info", "--test", "--engine", "transformers")
     assert outcome.code == 2
@@ -85,8 +83,6 @@ def test_scores_shifted_by_one_are_found_out(command: Command, monkeypatch: pyte
 
 
 def test_nan_is_found_out_and_is_not_json(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataclasses import replace
-
     _wrong(lambda answers: replace(answers, entropy=answers.entropy * np.nan), monkeypatch)
     outcome = command("info", "--test", "--engine", "transformers", "--json")
     assert outcome.code == 2
@@ -95,8 +91,6 @@ def test_nan_is_found_out_and_is_not_json(command: Command, monkeypatch: pytest.
 
 
 def test_an_engine_that_cannot_start_fails_its_self_test(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    from scoremode.errors import EngineError
-
     def dies(*_: Any, **__: Any) -> None:
         raise EngineError("it died", fix="try again")
 

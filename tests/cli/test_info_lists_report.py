@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from scoremode.core.disk.manifests import sealed
 from scoremode.core.engine.registry import known_engines
 from scoremode.core.plan.recipes import METHODS
 from tests.command_line import Command, Refused
 
 
-def test_every_method_is_listed(command: Command) -> None:
-    outcome = command("info", "methods")
+@pytest.mark.parametrize(("about", "names"), [("methods", METHODS), ("engines", known_engines())])
+def test_every_method_and_engine_is_listed(command: Command, about: str, names: Iterable[str]) -> None:
+    outcome = command("info", about)
     assert outcome.code == 0
-    assert [name for name in METHODS if name not in outcome.out] == []
+    assert [name for name in names if name not in outcome.out] == []
 
 
 @pytest.mark.parametrize("name", list(METHODS))
@@ -27,12 +30,6 @@ def test_a_method_is_shown_with_its_windows_drawn(command: Command, name: str) -
 def test_one_method_as_json_says_its_defaults(command: Command) -> None:
     [found] = command("info", "methods", "exl3-2025", "--json").json
     assert (found["context"], found["stride"], found["max_windows"]) == (2048, 512, 100)
-
-
-def test_every_engine_is_listed(command: Command) -> None:
-    outcome = command("info", "engines")
-    assert outcome.code == 0
-    assert [name for name in known_engines() if name not in outcome.out] == []
 
 
 # ── report ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -66,8 +63,6 @@ def test_a_run_of_a_later_format_is_refused(refused: Refused, kept: Path) -> Non
 
 def test_report_prints_no_control_characters_of_a_manifest(command: Command, tmp_path: Path) -> None:
     """A manifest that was changed and sealed again: every text in it that may be anything is one with ESC."""
-    from scoremode.core.disk.manifests import sealed
-
     command("ppl", "table:uniform", "--text", "abcdef", "--out", tmp_path / "run")
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     bad = "\x1b[2J\x9b"

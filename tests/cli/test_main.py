@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -26,18 +27,6 @@ def run(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
     return forked.run(
         PROGRAM + [str(a) for a in arguments], capture_output=True, text=True, check=False, timeout=120, **more
     )
-
-
-KNOWN_FLAGS = (
-    *("--context-length", "--stride", "--num-samples", "--dataset", "--dataset-config", "--text", "--dtype"),
-    *("--tensor-parallel-size", "--gpu-memory-utilization", "--quantization", "--trust-remote-code"),
-)
-
-
-@pytest.mark.parametrize("verb", ["ppl", "plan"])
-def test_flags_keep_the_names_that_people_know(command: Command, verb: str) -> None:
-    shown = command(verb, "--help-all").out
-    assert [flag for flag in KNOWN_FLAGS if f" {flag}" not in shown] == []
 
 
 def test_the_version_is_printed(command: Command) -> None:
@@ -139,8 +128,6 @@ def test_a_file_that_may_not_grow_leaves_no_manifest(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 def test_a_terminal_sees_progress() -> None:
-    import pty
-
     main_end, other_end = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
     process = subprocess.Popen(

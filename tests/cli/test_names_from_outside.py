@@ -25,17 +25,14 @@ def hashed(sha256: Any) -> dict[str, Any]:
     return listed(lfs={**LFS, "sha256": sha256})
 
 
-LIES: list[dict[str, Any]] = [
-    *({"sha": value} for value in (OWN, "{own}", None, 5, [OWN], "main", "c" * 41, "\ud800" * 40, "c" * 39 + "\n")),
-    *(hashed(value) for value in (OWN, "{own}", 5, ["f" * 64], "F" * 64, "..", "f" * 63 + "/")),
-    *(listed(size=value) for value in ("big", -1, 2**63, 1.5, [LARGE], True)),
-    *(listed(rfilename=f"{name}.gguf") for name in (OWN, "{own}", "a\0", "\ud800", "a\\b", "C:a", "a//b", "\n")),
-    *({"siblings": value} for value in ("abc", {"a": 1}, [None], [[OWN]], ["a.gguf"], 5)),
+LIES: list[dict[str, Any]] = [  # one of each field; tests/remote/models/test_hub_answers.py has thousands
+    *({"sha": value} for value in ("{own}", None, "c" * 39 + "\n")),
+    *(hashed(value) for value in (OWN, 5)),
+    *(listed(size=value) for value in ("big", -1)),
+    *(listed(rfilename=f"{name}.gguf") for name in ("{own}", "a\0", "\ud800")),
+    *({"siblings": value} for value in ("abc", [None])),
 ]
-HEADERS = [
-    *({"X_Repo_Commit": value} for value in (OWN, "{own}", "main")),
-    *({"X_Linked_Etag": value} for value in (OWN, "{own}", '"../f"', "W/..")),
-]
+HEADERS = [{"X_Repo_Commit": OWN}, {"X_Linked_Etag": "{own}"}]
 
 
 @pytest.fixture
@@ -82,22 +79,7 @@ def test_a_checkpoint_is_not_written_where_an_etag_says(hub: Hub, own: Path) -> 
 NOBODY = "~nobody-of-that-name/x"
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        f"ppl {NOBODY}",
-        f"ppl {NOBODY}.gguf",
-        "ppl ollama:x:1b",
-        "ppl ~\ud800/x",
-        f"ppl table:uniform --out {NOBODY}",
-        f"plan {NOBODY}",
-        f"compare {NOBODY} table:uniform",
-        f"compare table:uniform {NOBODY}",
-        f"attribute {NOBODY} x",
-        f"paths {NOBODY}",
-        f"reference {NOBODY} --out x",
-    ],
-)
+@pytest.mark.parametrize("words", [f"ppl {NOBODY}", "ppl ollama:x:1b", "ppl ~\ud800/x"])
 def test_a_home_folder_that_nobody_has_is_refused(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

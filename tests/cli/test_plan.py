@@ -9,15 +9,13 @@ import pytest
 
 from tests.command_line import Command
 
-LEAST = {"windows", "targets", "forward_tokens", "plan_digest"}
 LONG = "Once upon a time there was a little girl named Lily. " * 60
 
 
 def test_json_has_the_promised_facts(command: Command) -> None:
     outcome = command("plan", "table:uniform", "--text", "one two three", "--json")
-    assert outcome.code == 0
-    assert outcome.json.keys() >= LEAST
-    assert outcome.err == ""
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.json.keys() >= {"windows", "targets", "forward_tokens", "plan_digest"}
 
 
 def test_the_digest_does_not_depend_on_the_file_name(command: Command, tmp_path: Path) -> None:
@@ -52,8 +50,3 @@ def test_memory_counts_the_weights_of_the_checkpoint(command: Command, stories: 
     memory = command("plan", stories, "--text", "Once upon a time", "--json").json["memory"]
     size = (stories / "model.safetensors").stat().st_size
     assert 0.9 * size < memory["weights"] <= size
-
-
-def test_the_table_is_for_people(command: Command) -> None:
-    out = command("plan", "table:uniform", "--text", "one two three").out
-    assert [word for word in ("windows", "targets", "forward tokens", "memory", "plan digest") if word not in out] == []

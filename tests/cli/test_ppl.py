@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from scoremode.core.disk.files import file_sha256
+from scoremode.core.text.tokenizer import HuggingFaceTokenizer
 from tests.command_line import Command, Refused
 
 TEXT = "Once upon a time there was a little girl named Lily."
@@ -55,13 +56,6 @@ def test_a_manifest_has_what_another_person_needs(command: Command, stories: Pat
 def test_the_embedded_model_answers_to_its_name(command: Command) -> None:
     found = command("ppl", "smollm2-135m", "--text", "The quick brown fox jumps", "--json").json
     assert (found["model"], found["targets"], found["perplexity"] > 1) == ("smollm2-135m", 4, True)
-
-
-# ── the table ────────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_the_table_is_for_people(command: Command, stories: Path) -> None:
-    out = command("ppl", stories, "--text", TEXT).out
-    promised = ("perplexity", "bits per byte", "tokens scored", "tokens/s")
-    assert [word for word in promised if word not in out] == []
 
 
 def test_a_text_of_one_word_is_not_called_impossible(command: Command) -> None:
@@ -106,18 +100,11 @@ def test_a_disk_that_fills_up_leaves_no_manifest_and_the_command_goes_on(
     assert command(*arguments).code == 0
 
 
-# ── bad text ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 # ── bad models ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_nan_for_one_token_of_the_text_only_is_refused_too(refused: Refused, checkpoint: Path, tmp_path: Path) -> None:
     """The embedding is untied first, so that the head is whole and a text without that token would pass."""
     config = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
-    from scoremode.core.text.tokenizer import HuggingFaceTokenizer
-
     spoiled = int(HuggingFaceTokenizer.load(checkpoint).encode(TEXT, special=True).ids[4])
 
     def spoil(weights: dict[str, torch.Tensor]) -> None:
@@ -139,7 +126,6 @@ def test_a_tokenizer_that_was_refused_does_not_occupy_the_run(
     assert command(*arguments).code == 0
 
 
-# ── bad options ──────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_remote_code_is_not_trusted_unless_asked(refused: Refused, checkpoint: Path, tmp_path: Path) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
     remote = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}

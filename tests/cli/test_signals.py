@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -84,37 +83,29 @@ def test_nothing_is_said_to_be_kept_before_anything_was_scored(tmp_path: Path) -
     assert complaint_of(process) == "scoremode: terminated; nothing new was kept yet\n"
 
 
-@pytest.mark.parametrize("module", ["scoremode.console.flags", "scoremode.core.verbs.model"])
+def at_import(module: str, number: signal.Signals) -> str:
+    """Sends a signal when a module is first looked for."""
+    return f"""
+import os, sys
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), {int(number)})
+sys.meta_path.insert(0, Finder)
+sys.modules.pop({module!r}, None)
+"""
+
+
+MODULES = ["scoremode.cli.commands", "scoremode.console.flags", "scoremode.core.verbs.model"]
+
+
+@pytest.mark.parametrize("module", MODULES)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
 def test_a_signal_during_imports_is_one_line(tmp_path: Path, module: str, number: signal.Signals) -> None:
-    """The signal comes when a module is first looked for: one of the command line's own, or a heavy one."""
-    finder = (
-        f"import os, sys\nclass Finder:\n    def find_spec(self, name, path=None, target=None):\n"
-        f"        if name == {module!r}:\n            os.kill(os.getpid(), {int(number)})\n"
-        f"sys.meta_path.insert(0, Finder())\nsys.modules.pop({module!r}, None)"
-    )
-    process = start(finder, *ASKED, "--out", tmp_path / "run", process=subprocess.Popen)
+    """Of a module of the command line's own, or of a heavy one."""
+    process = start(at_import(module, number), *ASKED, "--out", tmp_path / "run", process=subprocess.Popen)
     assert complaint_of(process) == LINES[number].replace(RESUME, "nothing new was kept yet")
     assert process.returncode == 128 + number
-
-
-def test_an_unfinished_entry_of_the_cache_says_what_it_is_of(tmp_path: Path) -> None:
-    environment = {**os.environ, "SCOREMODE_CACHE": str(tmp_path / "cache")}
-    process = start(SLOW.replace("WINDOW_SECONDS", "60"), *ASKED, env=environment)
-    assert process.stderr is not None
-    assert process.stderr.readline() == "scored\n"
-
-    def listed() -> list[str]:
-        code = [sys.executable, "-c", ENTRY, "cache", "--json"]
-        done = forked.run(code, capture_output=True, check=True, env=environment)
-        return [entry["contents"] for entry in json.loads(done.stdout)["entries"]]
-
-    process.kill()
-    process.communicate(timeout=60)
-    assert listed() == ["unfinished: table:uniform, text, sliding-once, table"]
-    forked.run([sys.executable, "-c", ENTRY, *ASKED], capture_output=True, check=True, env=environment)
-    assert listed() == ["table:uniform, text, sliding-once, table"]
-    assert not list((tmp_path / "cache").rglob(".about.json"))
 
 
 def test_a_second_signal_ends_a_clean_up_at_once(tmp_path: Path) -> None:
@@ -136,9 +127,7 @@ def test_a_second_signal_ends_a_clean_up_at_once(tmp_path: Path) -> None:
 def test_what_was_ignored_stays_ignored(tmp_path: Path) -> None:
     """As under ``nohup``."""
     ignoring = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)"
-    process = start(ignoring + SLOW.replace("WINDOW_SECONDS", "0.1"), *ASKED, "--out", tmp_path / "run")
-    assert process.stderr is not None
-    assert process.stderr.readline() == "scored\n"
+    process = start_scoring(tmp_path / "run", ignoring, 0.1)
     process.send_signal(signal.SIGHUP)
     assert complaint_of(process) == ""
     assert process.returncode == 0
@@ -176,25 +165,6 @@ def test_an_interruption_inside_a_destructor_is_not_lost(tmp_path: Path) -> None
     process.send_signal(signal.SIGINT)
     assert complaint_of(process) == LINES[signal.SIGINT]
     assert process.returncode == 130
-
-
-@pytest.mark.parametrize("module", ["scoremode.console.signals", "scoremode.console.streams", "scoremode.cli.commands"])
-def test_ctrl_c_while_the_command_line_is_still_being_imported(module: str) -> None:
-    """The signal comes at the moment at which ``module`` is looked for, long before anything is scored."""
-    finder = f"""
-import os, signal, sys
-class Interrupting:
-    @staticmethod
-    def find_spec(name, path=None, target=None):
-        if name == {module!r}:
-            os.kill(os.getpid(), signal.SIGINT)
-sys.meta_path.insert(0, Interrupting)
-"""
-    process = start(finder, "info", "methods", process=subprocess.Popen)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (130, "")
-    assert err.startswith("scoremode: interrupted; ")
-    assert err.count("\n") == 1
 
 
 EVERYWHERE = """
@@ -235,14 +205,10 @@ def test_a_signal_at_any_import_is_one_line_and_the_right_exit_code() -> None:
     assert counts[143, 1] > 20
 
 
+@pytest.mark.parametrize("module", ["scoremode.console.signals", "scoremode.console.streams"])
 @pytest.mark.parametrize("number", LINES, ids=lambda n: n.name)
-def test_a_signal_before_any_work_is_one_line(number: signal.Signals) -> None:
-    finder = (
-        "import os, sys\nclass Finder:\n    def find_spec(self, name, path=None, target=None):\n"
-        f"        if name == 'scoremode.console.signals':\n            os.kill(os.getpid(), {int(number)})\n"
-        "sys.meta_path.insert(0, Finder())"
-    )
-    process = start(finder, "info", "methods", process=subprocess.Popen)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 128 + number
+def test_a_signal_before_any_work_is_one_line(module: str, number: signal.Signals) -> None:
+    process = start(at_import(module, number), "info", "methods", process=subprocess.Popen)
+    printed, said = process.communicate(timeout=60)
+    assert (process.returncode, printed) == (128 + number, "")
     assert said == f"scoremode: {'interrupted' if number == signal.SIGINT else 'terminated'}; nothing was begun yet\n"

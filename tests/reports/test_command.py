@@ -19,10 +19,6 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in folder.iterdir()}
-
-
 def test_a_page_says_at_its_end_what_it_is_about_and_has_a_seal(run: Path) -> None:
     page = render([], runs=[sm.load(run)]).encode()
     assert len(about_sealed_text(page) or ()) == 1

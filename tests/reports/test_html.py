@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import scoremode as sm
 from scoremode.core import extensions
 from scoremode.core.scores.columns import Divergences
 from scoremode.core.statistics.comparison import Comparison, Comparisons
@@ -24,7 +25,7 @@ from scoremode.reports.html import drawing
 from scoremode.reports.html.page import RESULTS, ResultPage, render, report
 from scoremode.reports.html.scored_text import page_data, reading_order
 from scoremode.reports.html.templating import asset, escaped, visible
-from scoremode.reports.served import run_name
+from tests.command_line import Command
 from tests.house import HOUSE
 from tests.reports.demo import (
     base_logprob,
@@ -294,6 +295,16 @@ def test_runs_alone_show_their_numbers_and_their_text() -> None:
     assert [view["candidate"] for view in data_of(page)["views"]] == [None, None]
 
 
+def test_the_page_shows_slices(command: Command, tmp_path: Path) -> None:
+    text = "one <think>hm</think> two"
+    typed = ("compare", "table:uniform", "table:uniform", "--text", text, "--slice", "thinking=<think>..</think>")
+    assert command(*typed, "--report", tmp_path / "page.html").code == 0
+    run = sm.ppl("table:uniform", text=text, slice="<b>&=<think>..</think>")
+    for page in ((tmp_path / "page.html").read_text(), render([], runs=[run])):
+        assert "By slice of the text" in page
+        assert "<b>&" not in page
+
+
 def test_runs_of_a_comparison_are_not_shown_again(demo: list[Comparison]) -> None:
     runs = [demo[0].baseline, *(c.candidate for c in demo)]
     assert render(demo, runs=runs) == render(demo)
@@ -328,12 +339,6 @@ def test_what_hides_is_made_visible_and_what_joins_is_kept() -> None:
     assert visible("a\0\x1b\u202e\ud800\ufeff") == "a␀␛⟨U+202E⟩⟨U+D800⟩⟨U+FEFF⟩"
     assert visible("👩\u200d🔬 नि\u200cष\t\n") == "👩\u200d🔬 नि\u200cष\t\n"
     assert escaped('<a b="c">&') == "&lt;a b=&#34;c&#34;&gt;&amp;"
-
-
-def test_runs_are_named_by_what_tells_them_apart() -> None:
-    one, other = make_baseline(3), dataclasses.replace(make_baseline(3), path="runs/b")
-    assert run_name(one) == "smollm2-135m"
-    assert [run_name(r, [one, other]) for r in (one, other)] == ["smollm2-135m · runs/1", "smollm2-135m · runs/b"]
 
 
 @pytest.mark.parametrize(

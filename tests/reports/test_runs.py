@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 import scoremode as sm
 from scoremode.console.output import print_blocks
 from scoremode.core.store.run import Run
 from scoremode.reports.comparisons import summary
-from scoremode.reports.runs import in_bytes, plan_blocks, run_blocks, sequence_blocks
+from scoremode.reports.runs import plan_blocks, sequence_blocks
 from scoremode.reports.served import distinct_baselines, run_name
 from tests.core.statistics.test_comparison import random_comparison
 
@@ -46,14 +45,6 @@ def test_a_run_has_the_name_that_tells_it_from_the_others(run: Run) -> None:
 def test_one_baseline_is_counted_once() -> None:
     compared = sm.compare("table:uniform", "table:successor", "table:uniform", text="abcdefg")
     assert distinct_baselines(compared) == [compared[0]]
-
-
-@pytest.mark.parametrize(
-    ("count", "words"),
-    [(0, "0.0 MiB"), (1 << 20, "1.0 MiB"), ((1 << 30) - 1, "1024.0 MiB"), (1 << 30, "1.0 GiB"), (3 << 29, "1.5 GiB")],
-)
-def test_sizes_in_words(count: int, words: str) -> None:
-    assert in_bytes(count) == words
 
 
 def test_a_plan_says_which_tokens_each_window_feeds_and_scores(capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,15 +81,6 @@ def test_pairs_stand_below_their_prompts_with_what_to_know_of_them(capsys: pytes
         "Once",
         "Twice",
     ]
-
-
-def test_the_worst_tokens_stand_in_their_context(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    worst = int(np.argmin(run.scores.logprob))
-    text = "".join(map(str, run.facts.text))
-    out = shown(run_blocks(run, 1), capsys)
-    assert out.count("«") == 1
-    before = text[:worst]
-    assert f"{before[-5:]}«{run.facts.text[worst]}»" in out.replace("⏎", "\n")
 
 
 def test_what_errors_rest_on_is_said_or_why_there_are_none(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,14 +12,7 @@ from typing import Any
 import pytest
 
 from scoremode.core.statistics.comparison import Comparison
-from scoremode.reports.html.size_chart import (
-    DRAWN,
-    FRAME,
-    Point,
-    SizeChart,
-    size_chart,
-    size_section,
-)
+from scoremode.reports.html.size_chart import DRAWN, FRAME, Point, SizeChart, size_chart, size_section
 from tests.reports.demo import FORMATS, make_formats, with_statistics
 
 KL, RATIO, SAME_TOP = DRAWN

@@ -12,9 +12,9 @@ import pytest
 from rich.console import Console
 
 import scoremode as sm
-from scoremode.console.terminal import console, renderable
+from scoremode.console.terminal import renderable
 from scoremode.core.verbs.prob.sequence import SequenceScore, TokenScore
-from scoremode.reports.runs import plan_blocks, run_blocks, sequence_blocks, with_error
+from scoremode.reports.runs import run_blocks, sequence_blocks, with_error
 from scoremode.values import Estimate
 
 
@@ -91,12 +91,6 @@ def test_a_note_stands_below_what_it_is_about() -> None:
     assert lines[lines.index("slow here") - 1].startswith("model table:uniform")
 
 
-def test_a_plan_shows_its_first_windows() -> None:
-    out = drawn(plan_blocks(sm.plan("table:uniform", text="abcdefgh", context_length=4, stride=2)))
-    assert "feeds 0…3, scores 1…3" in out
-    assert "feeds 2…5, scores 4…5" in out
-
-
 @pytest.mark.parametrize(
     ("results", "words"),
     [
@@ -110,8 +104,3 @@ def test_a_plan_shows_its_first_windows() -> None:
 def test_what_is_said_of_targets(results: list[SequenceScore], words: list[str]) -> None:
     out = drawn(sequence_blocks(results))
     assert [one for one in words if one not in out] == []
-
-
-def test_lines_are_not_folded_where_nobody_watches() -> None:
-    """At the 80 columns that rich assumes for a pipe, rows would be cut in two."""
-    assert console().width >= 100

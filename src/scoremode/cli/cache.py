@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -14,7 +13,7 @@ from scoremode.core.disk.folders import ABOUT, cache_folder
 from scoremode.core.disk.manifests import is_line
 from scoremode.core.strict_json import read_object
 from scoremode.core.typed import typed
-from scoremode.errors import OptionError, did_you_mean
+from scoremode.errors import OptionError, did_you_mean, readable
 
 NAMES = ("source", "place", "model", "baseline", "corpus", "method", "engine")  # fields of manifests that are shown
 HOW_MUCH = "give --older-than 30d, --larger-than 10GB or both"
@@ -63,7 +62,7 @@ def cache(
     json_by_entry = {entry: _as_json(entry, root, now) for entry in entries(root, kinds or KINDS)}
     outcome = evict(json_by_entry, older_than=age, larger_than=size, dry_run=dry_run)  # skips what another process uses
     return {
-        "folder": _printable(root),
+        "folder": readable(str(root)),
         "dry_run": dry_run,
         "removed": [json_by_entry[entry] for entry in outcome.removed],
         "skipped": [{**json_by_entry[entry], "reason": reason} for entry, reason in outcome.skipped],
@@ -77,7 +76,7 @@ def _listed(root: Path, now: float, kinds: Collection[str]) -> dict[str, Any]:
     newest_first = sorted(entries(root, kinds or KINDS), key=lambda entry: (-entry.used, str(entry.path)))
     totals = {kind: [e.size for e in newest_first if e.kind == kind] for kind in KINDS}
     return {
-        "folder": _printable(root),
+        "folder": readable(str(root)),
         "limit": cache_limit(),
         "size": sum(entry.size for entry in newest_first),
         "totals": {kind: {"entries": len(sizes), "size": sum(sizes)} for kind, sizes in totals.items() if sizes},
@@ -106,14 +105,9 @@ def _named(file: Path) -> str | None:
 def _as_json(entry: Entry, root: Path, now: float) -> dict[str, Any]:
     return {
         "kind": entry.kind,
-        "path": _printable(entry.path.relative_to(root)),
+        "path": readable(str(entry.path.relative_to(root))),
         "size": entry.size,
         "used": moment(entry.used).isoformat(timespec="seconds"),
         "age_seconds": round(max(0.0, now - entry.used)),
         "contents": _contents(entry),
     }
-
-
-def _printable(path: Path) -> str:
-    """Converts a path to text that can be printed anywhere, because names on disk need not be UTF-8."""
-    return os.fsencode(path).decode("utf-8", "replace")

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from functools import cache
 
 from scoremode import errors
-from scoremode.cli.parser import BAD_INPUT, MOST_REPEATED, Parser, add_help_flags, in_our_words, overview
+from scoremode.cli.parser import BAD_INPUT, MOST_REPEATED, Parser, add_help_flags, examples_help, in_our_words
 from scoremode.console import signals, streams
-from scoremode.console.flags import Verb
+from scoremode.console.flags import HAS_PAGES, Verb
 from scoremode.core import extensions
 from scoremode.core.extensions import FormatOffer, VerbEntry, offered
 from scoremode.core.reading import text_waits
@@ -23,13 +23,11 @@ from scoremode.errors import ScoremodeError, did_you_mean, harmless, print_line
 from scoremode.version import __version__
 
 
-def _reported() -> list[str]:
-    """Files of wings that ``report`` shows, in a word each."""
-    return [kind.report.partition(",")[0] for kind in offered(FormatOffer) if kind.report]
-
-
-def _or_page() -> str:
-    return " or as one HTML page" if "report" in extensions.public_names() else ""
+def _about_report() -> str:
+    """The help of ``report``: files of wings that it shows, and the page if there is one."""
+    files = [kind.report.partition(",")[0] for kind in offered(FormatOffer) if kind.report]
+    page = " or as one HTML page" if HAS_PAGES else ""
+    return f"{' or '.join(['runs that were kept with --out', *files])}, in the terminal{page}"
 
 
 GROUPS: dict[str, dict[str, VerbEntry]] = {
@@ -49,10 +47,7 @@ GROUPS: dict[str, dict[str, VerbEntry]] = {
         ),
     },
     "results": {
-        "report": VerbEntry(
-            f"{' or '.join(['runs that were kept with --out', *_reported()])}, in the terminal{_or_page()}",
-            "cli.comparing_verbs:ReportVerb",
-        ),
+        "report": VerbEntry(_about_report(), "cli.comparing_verbs:ReportVerb"),
         "card": VerbEntry(
             "comparisons for a model card, in the dialects of publishers", "cli.comparing_verbs:CardVerb"
         ),
@@ -93,7 +88,18 @@ class MainParser(Parser):
     """The parser of scoremode itself, whose help lists the verbs in groups."""
 
     def format_help(self) -> str:
-        return overview(self, GROUPS, EXAMPLES)
+        (verbs,) = (action for action in self._actions if isinstance(action, argparse._SubParsersAction))
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, [])
+        formatter.add_text(self.description)
+        for title, names in GROUPS.items():
+            formatter.start_section(title)
+            formatter.add_arguments([choice for choice in verbs._choices_actions if choice.dest in names])
+            formatter.end_section()
+        formatter.start_section("more")
+        formatter.add_arguments([action for action in self._actions if action.option_strings])
+        formatter.end_section()
+        return formatter.format_help() + examples_help(EXAMPLES)
 
 
 def build_parser(wanted: str | None = None) -> Parser:

@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from scoremode.console import flags
 from scoremode.console.flags import Verb
-from scoremode.console.output import (
-    checked_report,
-    print_json,
-    progress_bar,
-    show,
-    verdict,
-    write_report,
-)
+from scoremode.console.output import checked_report, print_json, progress_bar, show, verdict, write_report
 from scoremode.core.extensions import BaselineOffer, FormatOffer, PartOffer, offered
 from scoremode.errors import CandidatesError, OptionError, ScoremodeError, listed
 from scoremode.reports.parts import comparison_parts, format_shown, parts_meant

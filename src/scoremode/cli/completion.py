@@ -24,7 +24,6 @@ class CompletionVerb(Verb):
         'eval "$(scoremode completion bash)"',
         "scoremode completion fish > ~/.config/fish/completions/scoremode.fish",
     )
-    prints_json = False
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")

@@ -39,12 +39,11 @@ from scoremode.core.models.facts import inspect as inspect_model
 from scoremode.core.models.names import EMBEDDED
 from scoremode.core.models.subject import Subject
 from scoremode.core.plan.recipes import find_method, methods
-from scoremode.core.scores.answers import Answers, Window, WindowList
+from scoremode.core.scores.answers import Answers, Window, WindowList, own_tokens
 from scoremode.core.text.tokenizer import ByteTokenizer
 from scoremode.core.typed import typed
 from scoremode.core.verbs.run_contents import processor_name
 from scoremode.errors import EngineError, ModelError, OptionError, ScoremodeError, did_you_mean
-from scoremode.values import Ids
 from scoremode.version import __version__
 
 ABOUT = ("methods", "engines")
@@ -79,7 +78,8 @@ def info(
     if engine is not None and not test:
         raise OptionError("--engine is about self-tests", fix="type scoremode info --test --engine NAME")
     if about == "methods":
-        return list_methods(name)
+        chosen = [find_method(name)] if name is not None else list(methods().found.values())
+        return [{n: getattr(m, n) for n in METHOD_FACTS} | {"drawn": inspect.getdoc(m.windows)} for m in chosen]
     return list_engines() if about == "engines" else {**installed(), **(examine(engine) if test else {})}
 
 
@@ -125,12 +125,6 @@ def require_good(facts: dict[str, Any]) -> None:
                 f"the self-test of {check['name']} failed: {check['detail']}",
                 fix="do not trust its numbers; choose another --engine, and please report this with --json",
             )
-
-
-def list_methods(name: str | None = None) -> list[dict[str, object]]:
-    """The methods, or one of them, with their defaults and their windows drawn."""
-    chosen = [find_method(name)] if name is not None else list(methods().found.values())
-    return [{n: getattr(m, n) for n in METHOD_FACTS} | {"drawn": inspect.getdoc(m.windows)} for m in chosen]
 
 
 def list_engines() -> list[dict[str, object]]:
@@ -251,11 +245,11 @@ def _engine_error(plugin: EnginePlugin, folder: Path, test: SelfTest) -> tuple[f
     """The largest error of an engine's numbers: against its closed form, or against Transformers on the checkpoint."""
     options = read_options(plugin, test.options)
     if test.logprob is not None:
-        windows: tuple[Window, ...] = (_own(np.arange(9)),)
+        windows: tuple[Window, ...] = (own_tokens(np.arange(9, dtype=np.int32)),)
         scores, _ = _scored(ChosenEngine(plugin, options, plugin.subject(test.model, options, None)), windows)
         return float(np.abs(scores[0].logprob - test.logprob).max()), f"{test.logprob:.4f} for every token"
     random, facts = np.random.default_rng(0), inspect_model(test.model if test.judge else str(folder))
-    windows = tuple(_own(random.integers(3, SMALL_VOCABULARY, length)) for length in LENGTHS)
+    windows = tuple(own_tokens(random.integers(3, SMALL_VOCABULARY, length).astype(np.int32)) for length in LENGTHS)
     subject = Subject(
         test.model,
         ByteTokenizer(),
@@ -292,9 +286,3 @@ def _judge(folder: Path, windows: tuple[Window, ...]) -> list[Answers]:
         columns = define_columns(logits, torch.from_numpy(window.targets.astype(np.int64)))
         scores += split_columns(columns, np.array([len(window.rows)]))
     return scores
-
-
-def _own(ids: Any) -> Window:
-    """A window that scores every token but the first, each from the row before it."""
-    tokens: Ids = np.asarray(ids, np.int32)
-    return Window(ids=tokens, rows=np.arange(len(tokens) - 1, dtype=np.int32), targets=tokens[1:, None])

@@ -11,7 +11,7 @@ import difflib
 import re
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from scoremode.console.flags import Verb
@@ -57,9 +57,26 @@ class Parser(argparse.ArgumentParser):
             self.register("action", name, Once)
 
     def format_help(self) -> str:
+        """The help of a verb: its everyday flags alone, or all of them; then its examples."""
+        everyday = None if self.shows_all or self.verb.everyday is None else {*EVERYDAY, *self.verb.everyday}
+        formatter = self._get_formatter()
+        formatter.add_usage(_usage(self), self._actions, [])
+        formatter.add_text(self.description)
+        # the flags that every verb has come last, before them those of one engine each
+        groups = sorted(self._action_groups[1:], key=lambda group: _place(self, group))
+        for group in [self._action_groups[0], *groups]:
+            actions = group._group_actions
+            shown = [a for a in actions if everyday is None or not a.option_strings or everyday & {*a.option_strings}]
+            if shown:
+                titles = {self._positionals: "arguments", self._optionals: "more"}
+                formatter.start_section(titles.get(group, group.title))
+                formatter.add_text(group.description if everyday is None else None)
+                formatter.add_arguments(shown)
+                formatter.end_section()
+        formatter.add_text(self.epilog if everyday is None else None)
         passes = self.verb.passes_on or self.verb.passes_all_on  # else flags of an example may have gone with a wing
         examples = [line for line in self.verb.examples if passes or {*FLAG.findall(line)} <= self.flags()]
-        return verb_help(self, None if self.shows_all else self.verb.everyday, examples)
+        return formatter.format_help() + examples_help(examples)
 
     def error(self, message: str) -> NoReturn:
         line = shortened(one_line(f"{self.prog}: {self._plainly(message)}"), LONGEST)
@@ -251,29 +268,6 @@ class ShowEverything(argparse.Action):
         parser.exit()
 
 
-def verb_help(parser: argparse.ArgumentParser, everyday: Collection[str] | None, examples: Sequence[str]) -> str:
-    """The help of a verb: flags in ``everyday`` alone, or all of them if it is None; then its examples."""
-    formatter = parser._get_formatter()
-    formatter.add_usage(_usage(parser), parser._actions, [])
-    formatter.add_text(parser.description)
-    # the flags that every verb has come last, before them those of one engine each
-    groups = sorted(parser._action_groups[1:], key=lambda group: _place(parser, group))
-    for group in [parser._action_groups[0], *groups]:
-        shown = [action for action in group._group_actions if everyday is None or _is_shown(action, everyday)]
-        if shown:
-            titles = {parser._positionals: "arguments", parser._optionals: "more"}
-            formatter.start_section(titles.get(group, group.title))
-            formatter.add_text(group.description if everyday is None else None)
-            formatter.add_arguments(shown)
-            formatter.end_section()
-    formatter.add_text(parser.epilog if everyday is None else None)
-    return formatter.format_help() + _examples(examples)
-
-
-def _is_shown(action: argparse.Action, everyday: Collection[str]) -> bool:
-    return not action.option_strings or any(flag in (*EVERYDAY, *everyday) for flag in action.option_strings)
-
-
 def _place(parser: argparse.ArgumentParser, group: argparse._ArgumentGroup) -> int:
     return 2 if group is parser._optionals else 1 if (group.title or "").startswith("engine ") else 0
 
@@ -290,21 +284,5 @@ def _usage(parser: argparse.ArgumentParser) -> str:
     return " ".join(["%(prog)s", *places, "[flags]"])
 
 
-def _examples(commands: Sequence[str]) -> str:
+def examples_help(commands: Sequence[str]) -> str:
     return "\nexamples:\n" + "".join(f"  {command}\n" for command in commands) if commands else ""
-
-
-def overview(parser: argparse.ArgumentParser, groups: Mapping[str, Collection[str]], examples: Sequence[str]) -> str:
-    """The help of scoremode itself: the verbs in their groups."""
-    (verbs,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    formatter = parser._get_formatter()
-    formatter.add_usage(parser.usage, parser._actions, [])
-    formatter.add_text(parser.description)
-    for title, names in groups.items():
-        formatter.start_section(title)
-        formatter.add_arguments([choice for choice in verbs._choices_actions if choice.dest in names])
-        formatter.end_section()
-    formatter.start_section("more")
-    formatter.add_arguments([action for action in parser._actions if action.option_strings])
-    formatter.end_section()
-    return formatter.format_help() + _examples(examples)

@@ -30,7 +30,6 @@ class Verb:
     everyday: tuple[str, ...] | None = None  # flags that --help shows; None: all of them. --help-all shows all
     passes_on = False  # are flags that are not ours those of another program?
     passes_all_on = False  # are all of them? ``words`` has them
-    prints_json = True  # has it --json?
     renamed: ClassVar[Mapping[str, tuple[str, str]]] = {}
     """Commands of older versions that are part of this one: what to type now, with {} for the words after the name, and
     the words to show where none were typed."""

@@ -1,8 +1,9 @@
 """Ctrl-C, SIGTERM and SIGHUP: one line and the right exit code. All scores so far are on disk: a run survives SIGKILL.
 
-The first signal raises ``Stopped`` in the main thread, so that files are closed and engines stopped on the way out.
-A second one ends the process at once. So does the first one while a module is imported: libraries in C import others
-when they are loaded, and some do not expect that to fail (a Stopped while pyarrow imports datetime is a SIGSEGV).
+The first signal raises KeyboardInterrupt in the main thread, after which libraries clean up: files are closed and
+engines stopped on the way out. A second one ends the process at once. So does the first one while a module is imported:
+libraries in C import others when they are loaded, and some do not expect that to fail (an interruption while pyarrow
+imports datetime is a SIGSEGV).
 """
 
 from __future__ import annotations
@@ -20,34 +21,28 @@ from scoremode.console.streams import for_terminal
 
 RESUME = "what was scored is kept: run the same command again to resume"
 RESUME_WITHOUT = "what was scored is kept: run the same command again, without --fresh, to resume"
+NOTHING_NEW = "nothing new was kept yet"
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "the terminal was closed"}
 LINE_START = "\r\x1b[K\x1b[?25h"  # a progress bar leaves a half line and hides the cursor
-_advice = [""]  # what the line says at its end, of a command that keeps nothing
-_resume = [RESUME]  # the same, of a command that has kept something
+_advice = [NOTHING_NEW, RESUME]  # what the line says at its end: before anything was kept, and after that
 _received: list[int] = []
 _replaced: dict[int, Any] = {}
 _terminal = [2]  # standard error; then a copy, because an engine that starts redirects descriptor 2
 
 
-class Stopped(KeyboardInterrupt):
-    """A signal told this process to end. The class is a KeyboardInterrupt because libraries clean up after one."""
-
-
 def nothing_is_kept(advice: str) -> None:
     """Tells an interrupted user that there is nothing to resume, and what to type to have it next time."""
-    _advice[:] = [f"nothing was kept: {advice}"]
+    _advice[:] = [f"nothing was kept: {advice}"] * 2
 
 
 def everything_is_kept(*, fresh: bool = False) -> None:
     """Tells an interrupted user to resume, if something was scored; ``fresh``: the command would begin again."""
-    _advice[:] = [""]
-    _resume[:] = [RESUME_WITHOUT if fresh else RESUME]
+    _advice[:] = [NOTHING_NEW, RESUME_WITHOUT if fresh else RESUME]
 
 
 def line(number: int = signal.SIGINT) -> str:
     records = getattr(sys.modules.get("scoremode.core.disk.records"), "RecordFile", None)  # no imports in a handler
-    advice = _resume[0] if getattr(records, "any_kept", False) else "nothing new was kept yet"
-    return f"{WORDS[signal.Signals(number)]}; {_advice[0] or advice}"
+    return f"{WORDS[signal.Signals(number)]}; {_advice[bool(getattr(records, 'any_kept', False))]}"
 
 
 def exit_code() -> int | None:
@@ -87,7 +82,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             os._exit(128 + number)
         frame = frame.f_back
-    raise Stopped
+    raise KeyboardInterrupt
 
 
 def _unraisable(unraisable: Any) -> None:

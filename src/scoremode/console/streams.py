@@ -2,7 +2,7 @@
 
 Standard output may have any encoding. What it lacks is escaped as in JSON (\\u00b1), and so are control characters in
 results, because these may contain text from any file: JSON keeps its content, and no text controls the terminal. Only
-the codes that colour a table are written unchanged, through ``styled``.
+the codes that colour a table are written unchanged, through ``write_styled``.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class PlainConsole(Console):
 
 
 class _Styled:
-    """Standard output without blanks at line ends. Colours pass; command/streams.py escapes other controls."""
+    """Standard output without blanks at line ends. Colours pass; streams.py escapes other controls."""
 
     def __init__(self, stream: Any) -> None:
         self._stream, self._write = stream, getattr(stream, "write_styled", stream.write)

@@ -302,8 +302,6 @@ def _rests_on(s: Statistics, groups: int, kind: str) -> str:
 
 
 # ── means over parts of the targets ──────────────────────────────────────────────────────────────────────────────────
-
-
 def depth_blocks(comparisons: Sequence[Comparison]) -> list[Block]:
     """A table with one row per stretch of depth and one column per candidate, and what a reader must know of it.
 

@@ -71,11 +71,8 @@ def public_words(text: str) -> str:
     """A sentence in which every path and private address is replaced by its last part."""
     for folder in (os.getcwd(), os.path.expanduser("~")):  # they may have spaces
         text = text.replace(f"{folder.rstrip(os.sep)}{os.sep}", os.sep) if len(folder) > 1 else text
-    return HOST.sub("HOST", PATH.sub(_public_path, URI.sub(_public_uri, text)))
-
-
-def _public_path(match: re.Match[str]) -> str:
-    return match[0] if is_public_name(match[0]) else _last(match[0])
+    text = URI.sub(_public_uri, text)
+    return HOST.sub("HOST", PATH.sub(lambda path: path[0] if is_public_name(path[0]) else _last(path[0]), text))
 
 
 def _public_uri(match: re.Match[str]) -> str:

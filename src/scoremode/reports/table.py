@@ -30,9 +30,9 @@ class Cell:
         return f"{self.text} {self.error}".rstrip()
 
 
-def number(value: Any, stderr: Any = None, *, percent: bool = False, supports: Any = None, sign: str = "") -> Cell:
+def number(value: Any, stderr: Any = None, *, percent: bool = False, sign: str = "") -> Cell:
     """A number by the one rule for digits, see ``rounded``; ``sign`` stands before numbers above 0."""
-    text, error = rounded(value, stderr, percent=percent, supports=supports)
+    text, error = rounded(value, stderr, percent=percent)
     return Cell(f"{sign if (usable(value) or 0) > 0 else ''}{text}", error)
 
 

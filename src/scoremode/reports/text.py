@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from scoremode.core.statistics.groups import FEWEST
 from scoremode.core.text.corpus import DEFAULT_NOTE
-from scoremode.errors import harmless
+from scoremode.errors import harmless, listed
 from scoremode.values import rounded
 
 if TYPE_CHECKING:
@@ -40,11 +40,9 @@ def too_few(groups: int | None, kind: str = "groups") -> str:
     return f"{counted(groups or 0, kind)} {gives} no ± ({FEWEST} are needed)"
 
 
-def listed(names: Sequence[str]) -> str:
+def in_title(names: Sequence[str]) -> str:
     """Names for a title: ``a, b and c``; only their number if there are more than three."""
-    if len(names) > 3:
-        return f"{len(names)} candidates"
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    return f"{len(names)} candidates" if len(names) > 3 else listed(names)
 
 
 def shown(text: str) -> str:
@@ -52,19 +50,16 @@ def shown(text: str) -> str:
     return harmless("".join(VISIBLE.get(c, c) for c in text))
 
 
-def middle_cut(text: str, width: int, measure: Callable[[str], int] = len) -> str:
+def middle_cut(text: str, width: int) -> str:
     """Shortens a text to ``width`` by cutting its middle: names mostly differ at their ends.
 
     >>> middle_cut("Qwen3-30B-A3B-Instruct-Q4_K_M.gguf", 21)
     'Qwen3-30B-…4_K_M.gguf'
     """
-    if measure(text) <= width:
+    if len(text) <= width:
         return text
-    for length in range(len(text) - 1, -1, -1):
-        shorter = f"{text[: length - length // 2]}…{text[len(text) - length // 2 :]}"
-        if measure(shorter) <= width:
-            return shorter
-    return ""
+    end = (width - 1) // 2
+    return f"{text[: width - 1 - end]}…{text[len(text) - end :]}"
 
 
 def method_words(manifest: Mapping[str, Any], *, brief: bool = False) -> str:

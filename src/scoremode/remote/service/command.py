@@ -25,7 +25,6 @@ class ServeVerb(Verb):
         "--data-parallel-size 2, … Ctrl-C stops it."
     )
     passes_on = True
-    prints_json = False
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         flags.add(parser, {"model MODEL": "a folder, a name on the hub, or smollm2-135m"})

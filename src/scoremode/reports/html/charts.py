@@ -83,20 +83,15 @@ def _comparison_charts(comparisons: Sequence[Comparison]) -> list[Chart | None]:
 # ── tokens that are not drawn ────────────────────────────────────────────────────────────────────────────────────────
 def _notes_on_comparisons(comparisons: Sequence[Comparison]) -> Iterator[str]:
     for c in comparisons:
-        if left_out := _unbounded(delta_logprob(c)):
-            yield f"{c.name}: {left_out} in one of the models."
+        if unbounded := int((~np.isfinite(delta_logprob(c))).sum()):
+            left_out = f"{counted(unbounded, 'tokens')} left out of the charts: probability zero in one of the models"
+            yield f"{c.name}: {left_out}."
         if c.kl is None:
             why = "no KL, because two finished runs were compared, and runs do not store whole distributions"
             yield f"{c.name}: {c.manifest.get('kl_missing') or why}."
         elif below := int((c.kl < 0).sum()):
             where = "drawn at the left end of its distribution; a mean below zero is not drawn by model size"
             yield f"{c.name}: {counted(below, 'tokens')} with a KL below zero, {where}."
-
-
-def _unbounded(values: Floats) -> str:
-    """Says how many tokens are not drawn; '' if all are drawn."""
-    count = int((~np.isfinite(values)).sum())
-    return f"{counted(count, 'tokens')} left out of the charts: probability zero" if count else ""
 
 
 # ── distributions over the targets ───────────────────────────────────────────────────────────────────────────────────
@@ -177,8 +172,7 @@ def along_the_window(
     if last < 2:
         return None
     edges = np.linspace(0, last + 1, min(STRETCHES, last + 1) + 1)
-    curves = [_means_and_errors(s, edges, squared=rms) for s in series]
-    curves = [_square_roots(*curve) for curve in curves] if rms else curves
+    curves = [_curve(s, edges, rms=rms) for s in series]
     spread = np.concatenate([np.concatenate([m - e, m + e]) for m, e in curves])
     spread = spread[np.isfinite(spread)]
     if not len(spread):
@@ -203,15 +197,16 @@ def along_the_window(
     return Chart(title, text, along, up, [*shapes, *lines])
 
 
-def _square_roots(mean: Floats, error: Floats) -> tuple[Floats, Floats]:
-    """Returns the square roots of means and their errors, to first order; no band reaches below zero."""
+def _curve(series: Series, edges: Floats, *, rms: bool) -> tuple[Floats, Floats]:
+    """Returns mean and standard error of each stretch; the mean is NaN without values, the error 0 for few groups.
+
+    For ``rms``, the roots of mean squares and their errors, to first order; no band reaches below zero.
+    """
+    values = np.square(series.values) if rms else series.values
+    means = means_by_stretch(values, series.depth, series.groups, edges)
+    mean, error = np.array([e.value for e in means]), np.array([e.stderr or 0.0 for e in means])
+    if not rms:
+        return mean, error
     root = np.sqrt(mean)
     with np.errstate(invalid="ignore", divide="ignore"):
         return root, np.minimum(np.where(root > 0, error / (2 * root), 0.0), np.where(np.isfinite(root), root, 0.0))
-
-
-def _means_and_errors(series: Series, edges: Floats, *, squared: bool = False) -> tuple[Floats, Floats]:
-    """Returns mean and standard error of each stretch; the mean is NaN without values, the error 0 for few groups."""
-    values = np.square(series.values) if squared else series.values
-    means = means_by_stretch(values, series.depth, series.groups, edges)
-    return np.array([e.value for e in means]), np.array([e.stderr or 0.0 for e in means])

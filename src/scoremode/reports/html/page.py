@@ -32,7 +32,7 @@ from scoremode.reports.ranking import closest_first, pairs_tested, why_not_ranke
 from scoremode.reports.runs import run_facts, run_slices, runs_notes, runs_table
 from scoremode.reports.served import distinct_baselines, known, pairs, run_key, run_name, served_facts
 from scoremode.reports.table import Block, Note
-from scoremode.reports.text import listed
+from scoremode.reports.text import in_title
 from scoremode.values import usable
 
 
@@ -53,7 +53,7 @@ def render(
     compared = {run_key(run) for c in comparisons for run in (c.baseline, c.candidate)}
     alone = [run for run in runs if run_key(run) not in compared]
     baselines = [c.baseline for c in distinct_baselines(comparisons)] or alone
-    texts = listed(list(dict.fromkeys(str(run.manifest.get("corpus", "a text")) for run in baselines)))
+    texts = in_title(list(dict.fromkeys(str(run.manifest.get("corpus", "a text")) for run in baselines)))
     names, best, tied = [c.name for c in comparisons], None, list[int]()
     of_paths = are_of_paths(comparisons)
     if comparisons and (len(comparisons) == 1 or not of_paths):
@@ -76,7 +76,7 @@ def render(
         texts=texts,
         names=names,
         best=best,
-        tied=listed([names[i] for i in tied]),
+        tied=in_title([names[i] for i in tied]),
         not_ranked=why_not_ranked(comparisons),
         s=comparisons[best].statistics() if best is not None else {},
         pairs=pairs_tested(comparisons),
@@ -168,10 +168,10 @@ def _title(candidates: Sequence[str], baselines: Sequence[Run], texts: str, *, o
     if not baselines:
         return "Nothing to report"
     unnamed = "the baseline" if candidates else "a model"
-    models = listed(list(dict.fromkeys(str(run.manifest.get("model", unnamed)) for run in baselines)))
+    models = in_title(list(dict.fromkeys(str(run.manifest.get("model", unnamed)) for run in baselines)))
     if of_paths:
-        return f"{listed(candidates)} against prefill of {models}"
-    return f"{listed(candidates)} against {models}" if candidates else f"{models} on {texts}"
+        return f"{in_title(candidates)} against prefill of {models}"
+    return f"{in_title(candidates)} against {models}" if candidates else f"{models} on {texts}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,9 +73,8 @@ def page_data(comparisons: Sequence[Comparison], alone: Sequence[Run], limit: in
     made = _PageData(limit)
     views = list[View]()
     for c in comparisons:
-        view = made.view(c.name, c.baseline, str(c.baseline.manifest.get("model", "baseline")))
-        kl = None if c.kl is None else column(c.kl[made.text_of(c.baseline)[1]])
-        views.append({**view, "candidate": made.scores_of(c.candidate), "kl": kl})
+        baseline_name = str(c.baseline.manifest.get("model", "baseline"))
+        views.append(made.view(c.name, c.baseline, baseline_name, c.candidate, c.kl))
     views += [made.view(run_name(run, alone), run, run_name(run, alone)) for run in alone]
     return {
         "views": views,
@@ -107,15 +106,18 @@ class _PageData:
         self._orders: dict[str, tuple[int, Ints]] = {}
         self._runs: dict[int, int] = {}  # the number of a run's columns, by its identity
 
-    def view(self, name: str, baseline: Run, baseline_name: str) -> View:
-        """The data of one view that the reader can choose; it shows the run alone until a candidate is added."""
+    def view(
+        self, name: str, baseline: Run, baseline_name: str, candidate: Run | None = None, kl: Floats | None = None
+    ) -> View:
+        """The data of one view that the reader can choose: a candidate against its baseline, or a run alone."""
+        text, order = self.text_of(baseline)
         return {
             "name": visible(name),
             "baselineName": visible(baseline_name),
-            "text": self.text_of(baseline)[0],
+            "text": text,
             "baseline": self.scores_of(baseline),
-            "candidate": None,
-            "kl": None,
+            "candidate": None if candidate is None else self.scores_of(candidate),
+            "kl": None if kl is None else column(kl[order]),
         }
 
     def text_of(self, run: Run) -> tuple[int, Ints]:

@@ -29,6 +29,7 @@ Missing = dict[str, list[str]]  # why candidates are not drawn, and their names
 DECADE = 8.0  # values that differ by this factor are drawn on a logarithmic axis
 FAR_BELOW = 1e-3  # a noise floor further below the candidates would squeeze them together
 LARGEST = 1e300
+PLACES = {"low": (-1.0, LARGEST), "one": (1 / LARGEST, LARGEST), "high": (0.0, 1.0)}  # values that can be drawn
 CANNOT = "not a number that can be drawn"
 
 MOST_NAMES = 12  # in a drawing
@@ -37,12 +38,6 @@ BESIDE = ((9, 0, -5), (-9, -1, -5), (9, 0, 14), (-9, -1, 14), (0, -0.5, -11), (0
 
 FRAME = Frame(width=560, height=380, left=62, right=14, top=30, bottom=48)
 DRAWN = sorted((m for m in SHOWN if m.choice), key=lambda m: m.name != "kl_mean")  # the divergence comes first
-
-
-def has_place(measure: Statistic, value: float) -> bool:
-    """Is this a possible value of the measure, and one that can be drawn?"""
-    least, most = {"low": (-1.0, LARGEST), "one": (1 / LARGEST, LARGEST), "high": (0.0, 1.0)}[measure.better]
-    return least <= value <= most
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +100,7 @@ def chart_of(measure: Statistic, candidates: Sequence[Charted]) -> tuple[SizeCha
     facts, statistics = [c.served for c in candidates], [c.statistics for c in candidates]
     by_bits = any(f.bits_per_weight is not None for f in facts)
     groups = list(in_groups(facts))
-    name = measure.name
+    name, (least, most) = measure.name, PLACES[measure.better]
     points: list[Point] = []
     missing: Missing = {}
     for number, (candidate, s, f) in enumerate(zip(candidates, statistics, facts, strict=True), start=1):
@@ -113,7 +108,7 @@ def chart_of(measure: Statistic, candidates: Sequence[Charted]) -> tuple[SizeCha
         value, error = usable(s.get(name)), usable(s.get(f"{name}_stderr"))
         if size is None:
             missing.setdefault(f"{'bits per weight' if by_bits else 'size'} not known", []).append(candidate.name)
-        elif value is None or not has_place(measure, value):
+        elif value is None or not least <= value <= most:
             missing.setdefault(candidate.why_missing, []).append(candidate.name)
         else:
             stderr = measure.factor * error if error is not None and 0 < error <= LARGEST else None

@@ -15,15 +15,7 @@ from scoremode.core.statistics.comparison import BY_NAME
 from scoremode.reports.html.size_chart import Charted, chart_of, legend
 from scoremode.reports.html.templating import fill_page
 from scoremode.reports.text import counted
-from scoremode.studies.records.reading import (
-    CHANGED,
-    Group,
-    Record,
-    distinct_names,
-    group_notes,
-    group_table,
-    grouped,
-)
+from scoremode.studies.records.reading import CHANGED, Group, Record, distinct_names, group_notes, group_table, grouped
 
 MOST_IN_BAR = 8  # groups that the bar at the top links to
 

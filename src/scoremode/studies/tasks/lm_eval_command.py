@@ -38,7 +38,6 @@ class LmEvalVerb(Verb):
         "scoremode lm-eval ls tasks",
     )
     passes_all_on = True
-    prints_json = False
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("words", nargs=argparse.REMAINDER)

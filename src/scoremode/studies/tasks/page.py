@@ -13,7 +13,7 @@ from typing import Any
 from scoremode.reports.html.page import ResultPage, distinct_commands
 from scoremode.reports.html.templating import fill, fill_page
 from scoremode.reports.served import known, pairs, served_facts
-from scoremode.reports.text import listed
+from scoremode.reports.text import in_title
 from scoremode.studies.tasks.results import Flip, TasksComparison, shares
 from scoremode.studies.tasks.tables import tasks_blocks, tasks_notes, tasks_table
 
@@ -29,7 +29,7 @@ def render_tasks(comparisons: Sequence[TasksComparison]) -> str:
     return fill_page(
         "tasks.html",
         about=[_about(c) for c in comparisons],
-        title=f"{listed(names)} against {first.baseline_name} on tasks",
+        title=f"{in_title(names)} against {first.baseline_name} on tasks",
         best=max(comparisons, key=lambda c: -math.inf if c.overall["recovery"] is None else c.overall["recovery"]),
         tasks=len(first.tasks),
         baseline=first.baseline_name,
