@@ -129,10 +129,14 @@ class Template:
     """A process that has the libraries, at the other end of a socket. It ends when this one does."""
 
     def __init__(self, channel: socket.socket) -> None:
-        self.channel = channel
+        self.channel, self._one_at_a_time = channel, threading.Lock()
 
     def fork(self, request: Request, descriptors: dict[int, int]) -> int:
         """Start a process with these descriptors, by the numbers that they have there; its id."""
+        with self._one_at_a_time:
+            return self._fork(request, descriptors)
+
+    def _fork(self, request: Request, descriptors: dict[int, int]) -> int:
         _become_subreaper(True)
         try:
             _send(self.channel, {**request, "numbers": [*descriptors]}, [*descriptors.values()])

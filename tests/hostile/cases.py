@@ -305,7 +305,7 @@ PLACES = [
     (f"{PPL} <question> --out /proc/nothing/run", "/proc/nothing/run"),
     (f"{PPL} <question> --out {{a-device}}", "a-device"),
     ("reference {model:good} --text abc --kld {nothing-here}", "--context-length"),
-    ("reference {model:good} <question> --kld {nothing-here} --method gptq", "--method llamacpp"),
+    ("reference {model:good} <question> --kld {nothing-here} --method exl3-2025", "--method llamacpp"),
     ("reference {model:good} <question> --kld {nothing-here}", "stride"),
     ("reference {model:good} --corpus {good.txt} --kld {good.txt}", "exists"),
     ("reference {model:good} --corpus {good.txt} --kld {good.txt} --fresh", "not a .kld file"),

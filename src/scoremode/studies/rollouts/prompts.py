@@ -22,7 +22,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from scoremode.core import strict_json
-from scoremode.core.disk.files import file_sha256
 from scoremode.core.text.corpus import Corpus
 from scoremode.core.text.documents import RereadDocuments, as_template_takes
 from scoremode.core.text.files import Message, check_readable, checked_row, is_text, lines_of, text_in_file
@@ -87,9 +86,8 @@ def _in_file(path: Path) -> Prompts:
     check_readable(path)
     if ending not in (".jsonl", ".ndjson", ".txt"):
         raise CorpusError(f"{path} is neither .jsonl nor .txt", fix=f"{ROWS_LIKE}, or one prompt per line of a .txt")
-    read = text_in_file(path)
-    sha256 = file_sha256(path)  # before the text is read, which raises an error if the file has changed meanwhile
-    (content,) = read()
+    (content,) = text_in_file(path)()
+    sha256 = hashlib.sha256(content.encode()).hexdigest()  # of the file's bytes: a text is decoded verbatim
     lines = [line.removesuffix("\n").removesuffix("\r") for line in lines_of(content)]
     rows = [
         Prompt(line) if ending == ".txt" else _prompt_in_json(line, f"{path} line {number}")
