@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import yaml
 
 from scoremode.errors import RunError
-from scoremode.reports.model_card import code, markdown, model_index
+from scoremode.reports.model_card import code, markdown, metadata, model_index
 from scoremode.reports.numbers import statistics_for_people
 from scoremode.reports.public_text import public_command
 from tests.core.statistics.test_comparison import compared, random_comparison
@@ -132,6 +133,11 @@ def test_small_and_unknown_numbers_in_the_metadata() -> None:
     assert {r.metric_type: r.metric_value for r in data.eval_results} == {"perplexity": 12.0, "kl_divergence": 1.25e-05}
     with pytest.raises(RunError, match="no metric"):
         model_index(with_statistics(c, ppl_candidate=None, kl_mean=None, ppl_ratio=None))
+
+
+def test_several_candidates_share_the_one_key_that_yaml_allows() -> None:
+    listed = yaml.safe_load(metadata([random_comparison(20, name=name) for name in ("q4", "q8")]))
+    assert [model["name"] for model in listed["model-index"]] == ["q4", "q8"]
 
 
 def test_code_is_fenced_by_one_backtick_more_than_it_has() -> None:

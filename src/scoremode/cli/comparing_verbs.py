@@ -140,7 +140,7 @@ def _show_comparison(
     parts: Sequence[ResultPart],
 ) -> None:
     """Prints a comparison in the layout that was asked for; ``parts`` are shown below its table."""
-    from scoremode.reports.model_card import markdown, model_index
+    from scoremode.reports.model_card import markdown, metadata
     from scoremode.reports.text import shown
 
     layout = next((kind for kind in offered(FormatOffer) if kind.layout and getattr(parsed, kind.name)), None)
@@ -152,7 +152,7 @@ def _show_comparison(
         sections = [f"{shown(c.name)}\n\n{text}" for c, text in zip(comparisons, texts, strict=True)]
         print("\n\n".join(sections if len(comparisons) > 1 else texts))
     elif parsed.model_index:
-        print("\n".join(map(model_index, comparisons)))
+        print(metadata(comparisons), end="")
     else:
         _show_table(parsed, comparisons, failed, parts)
 
