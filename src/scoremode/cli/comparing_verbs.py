@@ -123,7 +123,7 @@ class CompareVerb(Verb):
             except ScoremodeError as error:  # rules and failures are still told
                 unwritten = unwritten or error
         worse = [f"{test.name}: {test.sentence}" for test in tested if not test.no_worse]
-        kind, few = str(comparisons[0].baseline.manifest.get("stderr_groups", "groups")), parsed.few_documents
+        kind, few = comparisons[0].baseline.group_kind, parsed.few_documents
         failures = [gate.check(rule, c.statistics(), kind, few_documents=few) for rule in rules for c in comparisons]
         code = verdict([*failures, *worse])
         if unwritten is not None:

@@ -134,7 +134,7 @@ def comparison_table(comparisons: Sequence[Comparison], more: Sequence[str] = ()
         in_terminal = {"title": statistic.column.title, "leaves": leaves, "name": name} if statistic.column else {}
         page = statistic.label if is_known else ""
         columns.append(statistic_column(statistic, lines, page=page, card=statistic.card, **in_terminal))
-    kind = str(comparisons[0].baseline.manifest.get("stderr_groups", "groups")).partition(" of ")[0]  # it is a heading
+    kind = comparisons[0].baseline.group_kind.partition(" of ")[0]  # it is a heading
     sizes = [None if line.statistics is None else line.statistics.get("groups") or 0 for line in lines]
     if len({size for size in sizes if size is not None}) > 1:  # else it is said once, below
         groups = [None if size is None else Cell(f"{size:,}") for size in sizes]
@@ -285,7 +285,7 @@ def comparison_notes(comparisons: Sequence[Comparison]) -> list[Note]:
 def _method_line(c: Comparison) -> str:
     m, s = c.baseline.manifest, c.statistics()
     groups = int(usable(s.get("groups")) or 0)
-    kind = str(m.get("stderr_groups", "groups"))
+    kind = c.baseline.group_kind
     rests_on = _rests_on(s, groups, kind) if s.get("worse_stderr") is not None else too_few(groups, kind)
     return f"{method_words(m)}, {counted(int(usable(s.get('targets')) or 0), 'targets')}, {rests_on}"
 

@@ -173,7 +173,7 @@ def model_index(comparison: Comparison) -> str:
 def _how(comparisons: Sequence[Comparison]) -> str:
     m, s = comparisons[0].baseline.manifest, comparisons[0].statistics()
     text = f"{public_name(str(m['corpus']))} (sha256 {m['corpus_sha256'][:12]})"
-    counted = f"{s['targets']:,} tokens, ± over {s['groups']:,} {m.get('stderr_groups', 'groups')}"
+    counted = f"{s['targets']:,} tokens, ± over {s['groups']:,} {comparisons[0].baseline.group_kind}"
     return escaped_markdown(f"{method_words(m)} on {text}, {counted}; scoremode {__version__}.")
 
 

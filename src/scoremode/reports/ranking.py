@@ -51,7 +51,7 @@ def closest_first(comparisons: Sequence[Comparison]) -> list[tuple[int, list[int
 def why_not_ranked(comparisons: Sequence[Comparison]) -> str:
     """Why no candidate can be told from another, whatever their numbers; '' if they can be ranked."""
     for c in comparisons:
-        kind, groups = str(c.baseline.manifest.get("stderr_groups", "groups")), c.statistics().get("groups") or 0
+        kind, groups = c.baseline.group_kind, c.statistics().get("groups") or 0
         if are_blocks(kind):
             return f"not ranked: ± is over {groups} blocks of {kind.rpartition(' of ')[2]}; give at least ten documents"
         if groups < FEWEST:
@@ -138,7 +138,7 @@ def pairs_tested(comparisons: Sequence[Comparison]) -> str:
     if len(comparisons) < 2:
         return ""
     pairs, first = counted(math.comb(len(comparisons), 2), "pairs"), comparisons[0]
-    kind = str(first.baseline.manifest.get("stderr_groups", "groups"))
+    kind = first.baseline.group_kind
     rate = false_of_few("ranking", first.statistics()["groups_effective"] or ENOUGH, kind)
     level = f"{1 - LEVEL:.0%}".replace("%", " %")
     sentence = f"{pairs} tested together (Holm's method), at most {level} false differences in all"

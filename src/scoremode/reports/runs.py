@@ -80,7 +80,7 @@ def run_blocks(run: Run, worst: int = 0) -> list[Block]:
 def run_facts(run: Run) -> Facts:
     """The numbers of a run, and where they come from."""
     m, facts = run.manifest, Facts()
-    groups, metrics = str(m.get("stderr_groups", "groups")), _metrics(run)
+    groups, metrics = run.group_kind, _metrics(run)
     first = metrics.get(RUN_MEASURES[0].name)
     for measure in RUN_MEASURES:
         if (number := metrics.get(measure.name)) is not None:
@@ -163,7 +163,7 @@ def runs_notes(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
     """What the errors of a table of runs are based on, and what was not measured."""
     lines, errors = list[str](), dict[str, list[str]]()
     for name, run in zip(names, runs, strict=True):
-        kind, metrics = str(run.manifest.get("stderr_groups", "groups")), _metrics(run)
+        kind, metrics = run.group_kind, _metrics(run)
         first = metrics.get("perplexity")
         if first is not None and math.isfinite(first.value):
             errors.setdefault(errors_over(first, kind), []).append(name)

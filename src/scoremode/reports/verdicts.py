@@ -168,7 +168,7 @@ def _is_beyond(s: Statistics, noise: float) -> bool:
 
 def _what_decides(c: Comparison, s: Statistics) -> list[str]:
     """What would decide it: a noise floor, or more documents."""
-    kind = str(c.baseline.manifest.get("stderr_groups", "groups"))
+    kind = c.baseline.group_kind
     needed = []
     if s.get("kl_mean") is None and s.get("same_top") is not None:
         return ["KL decides: give models, not finished runs"]
@@ -219,7 +219,7 @@ def _path_level(c: Comparison) -> Verdict:
     if any((value if low is None else low) <= noise for low, value, noise in measures):
         return Verdict(NOISE, f"a difference within the noise.{moved} {HOLDS}")
     if any(low is None for low, _, _ in measures):
-        few = too_few(s.get("groups"), c.baseline.manifest.get("stderr_groups", "groups"))
+        few = too_few(s.get("groups"), c.baseline.group_kind)
         return Verdict(UNKNOWN, f"not known if this is more than noise: {few}.{moved}")
     return Verdict(CHANGED, f"changed, by more than the noise.{moved} {DIFFERS}")
 
@@ -298,7 +298,7 @@ def _direction(c: Comparison, s: Statistics, *, is_apart: bool) -> tuple[str, st
 
 def _by_perplexity(c: Comparison, s: Statistics) -> tuple[str, str]:
     """The direction by a perplexity ratio that is surely not 1, unless what that rests on is too little."""
-    (change,), kind = _perplexity(s, is_apart=True) or [""], str(c.baseline.manifest.get("stderr_groups", "groups"))
+    (change,), kind = _perplexity(s, is_apart=True) or [""], c.baseline.group_kind
     effective = s.get("groups_effective") or 0
     direction = LESS if (usable(s.get("log_ppl_ratio")) or 0) > 0 else LIKELIER
     if are_blocks(kind):
@@ -311,7 +311,7 @@ def _by_perplexity(c: Comparison, s: Statistics) -> tuple[str, str]:
 def _unsure(c: Comparison, s: Statistics) -> str:
     """The change of perplexity, and why nobody can tell its direction."""
     (change,) = _perplexity(s) or ["perplexity is infinite under both"]
-    groups = counted(s.get("groups") or 0, str(c.baseline.manifest.get("stderr_groups", "groups")))
+    groups = counted(s.get("groups") or 0, c.baseline.group_kind)
     has_error = usable(s.get("log_ppl_ratio_stderr")) is not None and "equal" not in change
     return f"{change}, which may be chance on {groups}" if has_error else change
 

@@ -183,7 +183,7 @@ def equivalence(runs: PairedRuns, margin: float, *, few_documents: bool = False)
     """Tests whether the candidate is no worse than ``margin`` nats per token on texts that are known to be right."""
     require_margin(margin)
     with np.errstate(invalid="ignore"):  # a target of probability zero gives NaN, which is told
-        sums, kind = _answer_sums(PairedMeans(runs)), str(runs.baseline.manifest.get("stderr_groups", "groups"))
+        sums, kind = _answer_sums(PairedMeans(runs)), runs.baseline.group_kind
         per_token = sums.estimate("change")
         skewness = sums.skewness() if per_token.stderr else 0.0
         return Equivalence(

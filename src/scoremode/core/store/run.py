@@ -55,6 +55,11 @@ class Run(ArrowTable):
         """KL(baseline‖this model) of each target, (n,) in nats; None if it was not measured."""
         return self.divergences.kl
 
+    @property
+    def group_kind(self) -> str:
+        """What its errors are over, as in "24 documents"."""
+        return str(self.manifest.get("stderr_groups", "groups"))
+
     def __repr__(self) -> str:
         m = self.manifest
         metrics = {name: Estimate.from_json(stored) for name, stored in m.get("metrics", {}).items()}
