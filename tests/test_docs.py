@@ -26,6 +26,7 @@ import pytest
 from scoremode.cli.commands import COMMANDS, build_parser, verb_of
 from scoremode.core.plan.recipes import METHODS, Method
 from tests import forked
+from tests.command_line import Command
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -99,6 +100,22 @@ def test_every_page_begins_with_what_to_type() -> None:
         assert title.startswith("# "), page
         assert first.startswith("```"), page
         assert re.match(r"(\$ |scoremode |import |pip |python |llama-perplexity )", typed), page
+
+
+def test_what_ppl_prints_of_the_embedded_model_has_the_form_that_is_shown(
+    command: Command, stories: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its digits take a minute to compute: a smaller model prints the same lines with other and longer numbers."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def form(line: str) -> str:
+        return " ".join(re.sub(r"[\d.,]*\d(e[+-]?\d+)?", "#", line).split())
+
+    printed = [form(line) for line in command("ppl", stories, "--num-samples", 6).out.splitlines()]
+    blocks = [block for text in TEXT.values() for block in re.findall(r"\$ scoremode ppl smollm2-135m\n([^$`]+)", text)]
+    shown = [line for block in blocks for line in block.splitlines() if "±" in line]
+    assert len(shown) == 12
+    assert [line for line in shown if form(line) not in printed] == []
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name_of)
