@@ -17,7 +17,7 @@ from tests import forked
 from tests.makers import OBEY_INTERRUPTS
 
 SENTENCE = "The quick brown fox jumps over the lazy dog, and the dog does not mind. "
-TEXT = SENTENCE * 300  # takes seconds to score, so that the signal arrives before the end
+TEXT = SENTENCE * 900  # takes seconds to score on a fast machine too, so that the signal arrives before the end
 FLAGS = ["--context-length", "64", "--stride", "32", "--engine", "vllm", "--max-num-batched-tokens", "64", "--json"]
 ENTRY = OBEY_INTERRUPTS + "from scoremode.cli.main import entry; entry()"
 # the same from Python, with two ranks, and a very long text
